@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "pocket/cpu/isa.h"
+#include "pocket/cpu/packed_matrix.h"
+
+namespace pocket {
+
+/// M rows of activations quantised to int8 per block of 32 columns: x = scale * q.
+/// `q` is [rows, columns], `scale` and `scaled_sum` are [rows, columns / 32], all row-major and
+/// dense; `sum` is the integer sum of a block's codes, `scaled_sum` = scale * sum.
+struct QuantisedRows {
+  std::int8_t* q;
+  float* scale;
+  float* scaled_sum;
+  std::int32_t* sum;
+  std::size_t columns;
+};
+
+/// Attention of a tile of query rows of one sequence over that sequence's paged KV, for one KV
+/// head.
+///
+/// K blocks are [head_dim, 16] (positions innermost), V blocks [16, head_dim]; a block's address is
+/// `k_base + block_id * block_stride` elements. Query row r sits at position `first_position + r`
+/// and sees positions 0..first_position + r. Every row is reduced in fixed splits of
+/// `kAttentionSplit` positions, combined in order, so its bits depend on its own position only.
+struct AttentionTile {
+  const float* query;      ///< [rows, group, head_dim] with the strides below; scaled by the kernel
+  float* out;              ///< same layout
+  std::size_t row_stride;  ///< floats between query rows (and output rows)
+  std::size_t rows;
+  std::size_t group;     ///< query heads that share the KV head
+  std::size_t head_dim;  ///< a multiple of 16, at most 256
+  std::size_t first_position;
+  float scale;
+  const void* k_base;  ///< this layer's and head's K in block 0
+  const void* v_base;
+  std::size_t block_stride;  ///< elements between consecutive blocks
+  const std::int32_t* block_table;
+  float* scratch;  ///< per thread, `attention_scratch_floats(...)` floats
+};
+
+inline constexpr std::size_t kKvBlockTokens = 16;
+inline constexpr std::size_t kAttentionSplit = 256;
+
+/// Floats of scratch that one attention call needs for a tile of `rows` x `group` queries.
+[[nodiscard]] std::size_t attention_scratch_floats(std::size_t rows, std::size_t group,
+                                                   std::size_t head_dim);
+
+enum class KvDType : std::uint8_t { kF32, kF16 };
+
+/// The compute primitives of one instruction set. Models reach the hardware only through this
+/// table.
+///
+/// Bit contract: every entry fixes the order of its floating-point operations (documented per
+/// kernel in docs/kernels.md) and uses fused multiply-adds where the order says so. So an output
+/// row has the same bits whatever M, the tiling or the thread count, and the same bits in every
+/// table: the scalar table is the oracle and tests compare bits, not tolerances.
+///
+/// Thread contract: pure functions over their arguments; callers split work over disjoint outputs.
+struct KernelTable {
+  Isa isa;
+
+  /// y[m][16p..16p+16) = x[m] . W for panels p in [panel_begin, panel_end), m in [0, m_rows).
+  /// `ldy` is floats between rows of y, which holds at least `panels() * 16` floats a row.
+  void (*matmul_q8)(const PackedMatrix& w, const QuantisedRows& x, std::size_t m_rows,
+                    std::size_t panel_begin, std::size_t panel_end, float* y, std::size_t ldy);
+  /// The exact path: float activations against any layout (quantised weights are decoded exactly),
+  /// one fused chain over K in column order.
+  void (*matmul_f32)(const PackedMatrix& w, const float* x, std::size_t ldx, std::size_t m_rows,
+                     std::size_t panel_begin, std::size_t panel_end, float* y, std::size_t ldy);
+  /// out[0..columns) = row `row` of W in float32: embedding lookup from the packed matrix.
+  void (*unpack_row)(const PackedMatrix& w, std::size_t row, float* out);
+
+  /// Quantises `m_rows` rows: scale = amax / 127, q = round-half-even(x / scale); an all-zero block
+  /// gets scale 0. Columns are a multiple of 32. A NaN or infinity in a block makes its scale NaN.
+  void (*quantise_rows)(const float* x, std::size_t ldx, std::size_t m_rows, QuantisedRows out);
+
+  /// y = x / sqrt(mean(x^2) + eps) * weight. The sum of squares uses 16 strided partial sums.
+  void (*rms_norm)(const float* x, const float* weight, std::size_t n, float eps, float* y);
+  /// Rotate-half RoPE in place on `heads` heads of `head_dim`; cos and sin hold head_dim / 2
+  /// floats.
+  void (*rope)(float* x, std::size_t heads, std::size_t head_dim, const float* cos,
+               const float* sin);
+  /// out = silu(gate) * up; out may alias either.
+  void (*silu_mul)(const float* gate, const float* up, std::size_t n, float* out);
+  /// x += y
+  void (*add)(float* x, const float* y, std::size_t n);
+
+  /// Writes one position of K and V [head_dim] into slot `offset` (0..15) of a block.
+  void (*kv_write)(KvDType type, const float* k, const float* v, std::size_t head_dim,
+                   std::size_t offset, void* k_block, void* v_block);
+  void (*attention)(KvDType type, const AttentionTile& tile);
+
+  /// Index of the largest value, lowest index on ties; `n` (no winner) if any value is NaN.
+  std::size_t (*argmax)(const float* x, std::size_t n);
+};
+
+/// The table of `isa`. Throws `Error(kUnsupported)` if this CPU lacks it.
+[[nodiscard]] const KernelTable& kernel_table(Isa isa);
+
+}  // namespace pocket

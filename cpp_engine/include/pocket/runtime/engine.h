@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "pocket/cpu/kernels.h"
+#include "pocket/sampling/sampler.h"
+
+namespace pocket {
+
+/// How activations meet the weights.
+enum class Precision : std::uint8_t {
+  kInt8,     ///< activations quantised per 32-block, integer dot products (serving)
+  kExactF32  ///< float activations, weights decoded exactly (parity tests, debugging)
+};
+
+struct EngineOptions {
+  std::size_t num_blocks = 0;          ///< KV blocks of 16 tokens in the pool; must be > 0
+  std::size_t max_sequences = 16;      ///< sequences in one step
+  std::size_t max_batch_tokens = 512;  ///< tokens in one step
+  std::size_t max_context = 0;         ///< 0 = the model's own limit
+  KvDType kv_dtype = KvDType::kF16;
+  Precision precision = Precision::kInt8;
+  std::size_t threads = 0;  ///< 0 = CPUs in the affinity mask
+  std::optional<Isa> isa;   ///< default: select_isa()
+};
+
+struct ModelInfo {
+  std::string architecture;
+  std::size_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context;
+  std::size_t parameter_count, weight_bytes, kv_bytes_per_block;
+};
+
+/// One mixed batch. Tokens of all sequences are concatenated; sequence s owns tokens
+/// [sequence_offsets[s], sequence_offsets[s+1]), at consecutive positions. Prefill, decode, chunked
+/// prefill and draft verification are all this call. Spans are borrowed for its duration.
+struct StepInput {
+  std::span<const std::int32_t> token_ids;         ///< [T]
+  std::span<const std::int32_t> positions;         ///< [T]
+  std::span<const std::int32_t> sequence_offsets;  ///< [S + 1]
+  std::span<const std::int32_t> block_tables;      ///< [tables, table_stride], row-major
+  std::size_t table_stride = 0;
+  std::span<const std::int32_t> table_rows;   ///< [S]: row of block_tables of each sequence
+  std::span<const std::int32_t> logits_rows;  ///< [R]: token indices whose logits are wanted
+  std::span<const SamplingParams> sampling;   ///< [R], or empty: return logits, do not sample
+  std::size_t sample_vocab = 0;               ///< ids >= this are masked; 0 = the model's vocab
+};
+
+/// Exactly one of the two is written: `sampled` when sampling parameters came, else `logits`.
+struct StepOutput {
+  std::span<SampledToken> sampled;  ///< [R]
+  std::span<float> logits;          ///< [R, vocab]
+};
+
+/// A loaded model with its KV pool: the packed entry point of the C++ engine.
+///
+/// Batch invariance: a token's logits are bit-identical whatever else is in the step, however its
+/// prefix was chunked, and for every thread count. No allocation happens in `step`.
+///
+/// Thread contract: one thread at a time. Errors: `Error(kInvalidArgument)` for a malformed step
+/// (nothing has been computed or written then), `Error(kBadFile | kUnsupported)` on load.
+class Engine {
+ public:
+  static std::unique_ptr<Engine> load(const std::filesystem::path& model,
+                                      const EngineOptions& options);
+  virtual ~Engine() = default;
+
+  virtual void step(const StepInput& input, const StepOutput& output) = 0;
+  /// Copies whole KV blocks (copy on write of forked sequences), all layers and heads.
+  virtual void copy_blocks(std::span<const std::int32_t> from,
+                           std::span<const std::int32_t> to) = 0;
+
+  [[nodiscard]] virtual const ModelInfo& model() const noexcept = 0;
+  [[nodiscard]] virtual const EngineOptions& options() const noexcept = 0;
+  [[nodiscard]] virtual std::size_t kv_cache_bytes() const noexcept = 0;
+  [[nodiscard]] virtual std::size_t workspace_bytes() const noexcept = 0;
+};
+
+}  // namespace pocket

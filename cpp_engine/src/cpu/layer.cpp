@@ -1,0 +1,1 @@
+// Placeholder that keeps the layer buildable until its first source lands.

@@ -1,0 +1,52 @@
+"""Public value types: arguments, sampling parameters, requests, results and errors.
+
+Imports nothing else of the package; everything may import it.
+"""
+
+from pocket_backend.api.engine_args import EngineArgs
+from pocket_backend.api.errors import (
+    BackendNotImplementedError,
+    BackendUnavailableError,
+    ConfigurationError,
+    DeadlineExceededError,
+    EngineError,
+    InvalidRequestError,
+    ModelLoadError,
+    OverloadedError,
+    PocketLLMError,
+    RequestCancelledError,
+    TensorParallelSupervisorError,
+    UnsupportedFeatureError,
+)
+from pocket_backend.api.sampling_params import SamplingParams
+from pocket_backend.api.types import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    TimingMetrics,
+    TokenEvent,
+    Usage,
+)
+
+__all__ = [
+    "BackendNotImplementedError",
+    "BackendUnavailableError",
+    "ConfigurationError",
+    "DeadlineExceededError",
+    "EngineArgs",
+    "EngineError",
+    "FinishReason",
+    "GenerationRequest",
+    "GenerationResult",
+    "InvalidRequestError",
+    "ModelLoadError",
+    "OverloadedError",
+    "PocketLLMError",
+    "RequestCancelledError",
+    "SamplingParams",
+    "TensorParallelSupervisorError",
+    "TimingMetrics",
+    "TokenEvent",
+    "UnsupportedFeatureError",
+    "Usage",
+]

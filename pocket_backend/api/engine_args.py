@@ -1,0 +1,145 @@
+"""How an engine is built: model, backend and limits, from code or from the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from pocket_backend.api.errors import ConfigurationError, short_repr
+
+_BACKENDS = ("auto", "cpp", "torch", "fake")
+_KV_DTYPES = ("auto", "f32", "fp16")
+_PRECISIONS = ("int8", "f32")
+_MAX_BATCH_SIZE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """Frozen and validated; every field can be set by the environment variable in ``from_env``.
+
+    Raises:
+        ConfigurationError: names the field, the value and the remedy.
+    """
+
+    model: str
+    """A GGUF file."""
+    backend: str = "auto"
+    tokenizer_path: str | None = None
+    """A GGUF file or a directory with tokenizer.json; None: the model's own."""
+    max_model_len: int | None = None
+    """Tokens per sequence; None: the model's context length."""
+    max_batch_size: int = 16
+    """Sequences that run at once."""
+    max_num_batched_tokens: int = 512
+    """Token budget of one step."""
+    kv_cache_tokens: int | None = None
+    """Capacity of the KV pool in tokens; None: sized from the limits above and free memory."""
+    kv_cache_dtype: str = "auto"
+    precision: str = "int8"
+    """int8: activations quantised for integer kernels; f32: the exact float path."""
+    threads: int = 0
+    """Compute threads; 0: the CPUs in this process's affinity mask."""
+    max_queue: int = 1024
+    """Requests that may wait; more are refused with OverloadedError."""
+    enable_prefix_caching: bool = True
+    enable_batching: bool = True
+    """False: one request at a time."""
+    backend_options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigurationError(
+                f"model: got {short_repr(self.model)}; give the path of a GGUF file"
+            )
+        _check_choice("backend", self.backend, _BACKENDS)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, _KV_DTYPES)
+        _check_choice("precision", self.precision, _PRECISIONS)
+        _check_int("max_batch_size", self.max_batch_size, 1, _MAX_BATCH_SIZE)
+        _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
+        _check_int("threads", self.threads, 0, 4096)
+        _check_int("max_queue", self.max_queue, 0, 1 << 20)
+        if self.max_model_len is not None:
+            _check_int("max_model_len", self.max_model_len, 2, 1 << 24)
+        if self.kv_cache_tokens is not None:
+            _check_int("kv_cache_tokens", self.kv_cache_tokens, 16, 1 << 30)
+        if self.max_num_batched_tokens < self.max_batch_size:
+            raise ConfigurationError(
+                f"max_num_batched_tokens: got {self.max_num_batched_tokens}; must be at least "
+                f"max_batch_size ({self.max_batch_size}), or running requests would starve"
+            )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> EngineArgs:
+        """Build from ``POCKETLLM_*`` (and the older names); empty values count as unset."""
+        env = os.environ if environ is None else environ
+        values: dict[str, object] = {}
+        for name, (kind, variables) in _ENV.items():
+            for variable in variables:
+                if env.get(variable):
+                    values[name] = _parse(variable, env[variable], kind)
+                    break
+        if "model" not in values:
+            raise ConfigurationError(
+                "model: not set; set POCKETLLM_MODEL to the path of a GGUF file"
+            )
+        return cls(**values)  # type: ignore[arg-type]
+
+    def model_path(self) -> Path:
+        return Path(self.model).expanduser()
+
+
+_ENV: Mapping[str, tuple[type, tuple[str, ...]]] = MappingProxyType(
+    {
+        "model": (str, ("POCKETLLM_MODEL", "CKPT_PATH")),
+        "backend": (str, ("POCKETLLM_BACKEND",)),
+        "tokenizer_path": (str, ("POCKETLLM_TOKENIZER_PATH", "TOKENIZER_PATH")),
+        "max_model_len": (int, ("POCKETLLM_MAX_MODEL_LEN", "MAX_MODEL_LEN")),
+        "max_batch_size": (int, ("POCKETLLM_MAX_BATCH_SIZE", "MAX_BATCH_SIZE")),
+        "max_num_batched_tokens": (int, ("POCKETLLM_MAX_NUM_BATCHED_TOKENS",)),
+        "kv_cache_tokens": (int, ("POCKETLLM_KV_CACHE_TOKENS",)),
+        "kv_cache_dtype": (str, ("POCKETLLM_KV_CACHE_DTYPE", "KV_CACHE_DTYPE")),
+        "precision": (str, ("POCKETLLM_PRECISION",)),
+        "threads": (int, ("POCKETLLM_THREADS", "POCKETLLM_CPU_THREADS")),
+        "max_queue": (int, ("POCKETLLM_MAX_QUEUE",)),
+        "enable_prefix_caching": (
+            bool,
+            ("POCKETLLM_ENABLE_PREFIX_CACHING", "ENABLE_PREFIX_CACHING"),
+        ),
+        "enable_batching": (bool, ("POCKETLLM_ENABLE_BATCHING",)),
+    }
+)
+_TRUE = {"1": True, "true": True, "yes": True, "on": True}
+_FALSE = {"0": False, "false": False, "no": False, "off": False}
+
+
+def _parse(variable: str, text: str, kind: type) -> object:
+    if kind is bool:
+        value = (_TRUE | _FALSE).get(text.strip().lower())
+        if value is None:
+            raise ConfigurationError(f"{variable}: got {short_repr(text)}; must be true or false")
+        return value
+    if kind is int:
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigurationError(
+                f"{variable}: got {short_repr(text)}; must be an integer"
+            ) from None
+    return text
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(
+            f"{name}: got {short_repr(value)}; must be one of {', '.join(allowed)}"
+        )
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigurationError(
+            f"{name}: got {short_repr(value)}; must be an integer from {low} to {high}"
+        )

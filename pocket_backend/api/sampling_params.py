@@ -1,0 +1,149 @@
+"""How a request's tokens are chosen and when it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from pocket_backend.api.errors import InvalidRequestError
+
+GREEDY_EPSILON = 1e-5
+"""Temperatures up to this are greedy: dividing logits by less overflows float32."""
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+MAX_N = 128
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Immutable and validated on construction; names follow vLLM and the OpenAI API.
+
+    Raises:
+        InvalidRequestError: a field has the wrong type or lies outside its range; the message names
+            the field, the value and the allowed range.
+    """
+
+    max_tokens: int | None = None
+    """At most this many new tokens; None: until the context is full."""
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 (or -1, as vLLM writes it): off."""
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    n: int = 1
+    logprobs: int | None = None
+    """Number of alternatives to report per token (0: the chosen token only); None: off."""
+
+    def __post_init__(self) -> None:
+        stop = self.stop
+        if isinstance(stop, str):
+            object.__setattr__(self, "stop", (stop,))
+        elif isinstance(stop, list):
+            object.__setattr__(self, "stop", tuple(stop))
+        if isinstance(self.stop_token_ids, list):
+            object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, _INT32_MAX)
+        _check_int("min_tokens", self.min_tokens, 0, _INT32_MAX)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError.of(
+                "min_tokens", self.min_tokens, f"must not exceed max_tokens ({self.max_tokens})"
+            )
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_int("top_k", self.top_k, 0, _INT32_MAX)
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), 2**64 - 1)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check_float("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        _check_float("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        self._check_lists()
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError.of(name, getattr(self, name), "must be true or false")
+        _check_int("n", self.n, 1, MAX_N)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+
+    def _check_lists(self) -> None:
+        if not isinstance(self.stop, tuple) or len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequestError.of(
+                "stop", self.stop, f"must be a list of at most {MAX_STOP_STRINGS} strings"
+            )
+        for text in self.stop:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
+                raise InvalidRequestError.of(
+                    "stop", text, f"each must be a string of 1 to {MAX_STOP_LENGTH} characters"
+                )
+        ids = self.stop_token_ids
+        if not isinstance(ids, tuple) or len(ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError.of(
+                "stop_token_ids", ids, f"must be a list of at most {MAX_STOP_TOKEN_IDS} token ids"
+            )
+        for token in ids:
+            _check_int("stop_token_ids", token, 0, _INT32_MAX)
+        bias = self.logit_bias
+        if not isinstance(bias, Mapping) or len(bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequestError.of(
+                "logit_bias", bias, f"must map at most {MAX_LOGIT_BIAS} token ids to numbers"
+            )
+        for token, value in bias.items():
+            _check_int("logit_bias", token, 0, _INT32_MAX)
+            _check_float("logit_bias", value, -100.0, 100.0)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature <= GREEDY_EPSILON
+
+    def token_budget(self, prompt_tokens: int, context: int) -> int:
+        """How many tokens may be generated after ``prompt_tokens`` in a context of ``context``."""
+        room = context - prompt_tokens
+        return room if self.max_tokens is None else min(self.max_tokens, room)
+
+    def required_features(self) -> frozenset[str]:
+        """Executor features that these parameters need (``BackendExecutor.supports_feature``)."""
+        needs = {
+            "min_p": self.min_p > 0.0,
+            "min_tokens": self.min_tokens > 0,
+            "penalties": (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
+            != (1.0, 0.0, 0.0),
+            "logit_bias": bool(self.logit_bias),
+            "logprobs": self.logprobs is not None,
+            "n": self.n > 1,
+        }
+        return frozenset(name for name, needed in needs.items() if needed)
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequestError.of(name, value, f"must be an integer from {low} to {high}")
+
+
+def _check_float(
+    name: str, value: object, low: float, high: float, *, open_low: bool = False
+) -> None:
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or not low <= float(value) <= high or (open_low and float(value) == low):  # type: ignore[arg-type]
+        edge = f"above {low:g} and at most {high:g}" if open_low else f"from {low:g} to {high:g}"
+        raise InvalidRequestError.of(name, value, f"must be a finite number {edge}")

@@ -1,0 +1,97 @@
+"""Requests and results as users see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from pocket_backend.api.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+_EMPTY: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request. ``cached_tokens`` of the prompt came from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def as_dict(self) -> dict[str, int]:
+        return {**asdict(self), "total_tokens": self.total_tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class TimingMetrics:
+    """Seconds. TTFT counts from arrival; TPOT is the mean after the first token."""
+
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    total_seconds: float = 0.0
+    ttft_seconds: float = 0.0
+    tpot_seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt as token ids, with how to continue it.
+
+    ``deadline_seconds`` counts from arrival and covers queueing and generation. ``cache_salt``
+    separates prefix-cache namespaces. Lower ``priority`` values are served first.
+    """
+
+    request_id: str
+    prompt_tokens: tuple[int, ...]
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    deadline_seconds: float | None = None
+    cache_salt: str = ""
+    metadata: Mapping[str, object] = field(default=_EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One increment of a stream: some tokens and the text that they complete.
+
+    ``text`` is a delta: the texts of a stream joined give the final text. Tokens whose text is held
+    back (an incomplete character, a possible stop string) arrive with the event that releases it.
+    The last event has ``finish_reason``; a failed request's last event has ``error``.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended the stream, if one did."""
+    usage: Usage | None = None
+    timings: TimingMetrics | None = None
+    error: Exception | None = None
+    choice_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A finished request."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    timings: TimingMetrics
+    stop_reason: str | int | None = None
+    metadata: Mapping[str, object] = field(default=_EMPTY)

@@ -1,0 +1,47 @@
+"""What every executor offers to the engine loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
+
+
+class BackendExecutor(ABC):
+    """Owns the weights and the *storage* of KV blocks; ``pocket_backend.kv`` owns their ids.
+
+    Thread contract: all methods are called from the engine thread, one at a time, except
+    ``supports_feature`` and ``get_memory_info``, which are safe from any thread once constructed.
+    """
+
+    @abstractmethod
+    def execute_model(self, requests: Sequence[ExecuteRequest]) -> Sequence[ExecuteOutput]:
+        """Run one mixed batch and return one output per request, in order.
+
+        Releases the GIL while computing. A failure of a single request comes back as an output with
+        ``finish_reason="error"``; an exception means that the whole step failed and that no KV
+        beyond the requests' start positions may be relied on.
+        """
+
+    @abstractmethod
+    def get_memory_info(self) -> MemoryInfo:
+        """Sizes of the KV pool and limits of a step."""
+
+    @abstractmethod
+    def supports_feature(self, feature: str) -> bool:
+        """Whether the executor honours ``feature``; unknown names are False.
+
+        Names in use: ``batch_mode``, ``prefix_cache``, ``min_p``, ``min_tokens``, ``penalties``,
+        ``logit_bias``, ``logprobs``, ``n``, ``block_copies``, ``swap``, ``tensor_parallel``.
+        """
+
+    @abstractmethod
+    def reset_slot(self, slot_id: int) -> None:
+        """Forget the slot's block table (its sequence finished, was preempted or failed)."""
+
+    def close(self) -> None:  # noqa: B027  (optional hook)
+        """Release weights and KV storage; no other call follows."""
