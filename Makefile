@@ -1,0 +1,88 @@
+# PocketLLM: `make run` serves a model through Triton, `make test` checks everything.
+# Variables: PYTHON (3.11 or 3.12), MODEL, ONCE, HTTP_PORT, GRPC_PORT, METRICS_PORT, PYTEST_ARGS.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+CPP_BUILD := build/cpp-release
+CPP_SOURCES := $(shell find cpp_engine -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+CPP_STYLED := $(filter %.cpp %.h,$(CPP_SOURCES))
+
+.PHONY: help run test test-slow lint format types cpp-test py-test bench clean
+
+help:
+	@echo "make run    [ONCE=1] [MODEL=/path.gguf] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
+	@echo "make test   lint, types, C++ tests, Python tests, Triton end to end"
+	@echo "make lint | format | bench | test-slow | clean"
+
+# --- environment: each stamp is newer than what it was made from -------------------------------
+
+$(VENV)/bin/python:
+	@python=$$(tools/find_python.sh) && echo "creating $(VENV) with $$python" && \
+	"$$python" -m venv $(VENV)
+
+$(VENV)/.run: requirements/run.txt requirements/demo.txt | $(VENV)/bin/python
+	@echo "installing the runtime: Triton server, demo model, build tools"
+	@$(PIP) install -r requirements/run.txt && $(PIP) install --no-deps -r requirements/demo.txt
+	@touch $@
+
+$(VENV)/.test: requirements/test.txt $(VENV)/.run
+	@echo "installing the test tools (with torch and transformers as oracles)"
+	@$(PIP) install -r requirements/test.txt
+	@touch $@
+
+# Editable: Python is used from the checkout, the compiled engine from the environment.
+$(VENV)/.engine: $(CPP_SOURCES) pyproject.toml $(VENV)/.run
+	@tools/check_compiler.sh
+	@echo "building the C++ engine"
+	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# --- serving -------------------------------------------------------------------------------------
+
+run: $(VENV)/.engine
+	@exec $(BIN)/python -m pocket_backend.cli.main demo $(if $(ONCE),--once) \
+	  $(if $(MODEL),--model "$(MODEL)") $(if $(HTTP_PORT),--http-port $(HTTP_PORT)) \
+	  $(if $(GRPC_PORT),--grpc-port $(GRPC_PORT)) \
+	  $(if $(METRICS_PORT),--metrics-port $(METRICS_PORT))
+
+# --- checks --------------------------------------------------------------------------------------
+
+test: lint types cpp-test py-test
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP_STYLED)
+
+types: $(VENV)/.test $(VENV)/.engine
+	$(BIN)/mypy
+
+cpp-test: $(VENV)/.test
+	@tools/check_compiler.sh && tools/system_packages.sh
+	$(BIN)/cmake -S cpp_engine -B $(CPP_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) >/dev/null
+	$(BIN)/cmake --build $(CPP_BUILD)
+	$(BIN)/ctest --test-dir $(CPP_BUILD) --output-on-failure
+
+py-test: $(VENV)/.test $(VENV)/.engine
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.test $(VENV)/.engine
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_STYLED)
+
+# --- benchmarks ----------------------------------------------------------------------------------
+
+bench: $(VENV)/.engine
+	$(BIN)/python -m perf.bench_scheduler
+	$(BIN)/python -m perf.bench_engine
+
+clean:
+	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
