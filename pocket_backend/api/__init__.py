@@ -25,6 +25,7 @@ from pocket_backend.api.types import (
     GenerationResult,
     TimingMetrics,
     TokenEvent,
+    TokenLogprob,
     Usage,
 )
 
@@ -47,6 +48,7 @@ __all__ = [
     "TensorParallelSupervisorError",
     "TimingMetrics",
     "TokenEvent",
+    "TokenLogprob",
     "UnsupportedFeatureError",
     "Usage",
 ]

@@ -12,6 +12,7 @@ from pocket_backend.api.sampling_params import SamplingParams
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 _EMPTY: Mapping[str, object] = MappingProxyType({})
+_EMPTY_TOP: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +64,37 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one output token, and of the likeliest alternatives if asked."""
+
+    token_id: int
+    logprob: float
+    top: Mapping[int, float] = field(default=_EMPTY_TOP)
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One increment of a stream: some tokens and the text that they complete.
 
     ``text`` is a delta: the texts of a stream joined give the final text. Tokens whose text is held
     back (an incomplete character, a possible stop string) arrive with the event that releases it.
-    The last event has ``finish_reason``; a failed request's last event has ``error``.
+    ``context_ids`` and ``text_range`` let a stateless decoder produce the same delta (text rule of
+    docs/architecture.md); both are empty when the engine has no tokenizer.
+
+    The last event, and only that one, has ``finish_reason``; it always has ``usage`` and
+    ``timings`` and may carry tokens. A request that ended with ``finish_reason="error"`` has
+    ``error`` there, one of ``pocket_backend.api.errors``.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     text: str = ""
+    context_ids: tuple[int, ...] = ()
+    """Earlier ids whose bytes had not all been released."""
+    text_range: tuple[int, int] = (0, 0)
+    """``bytes(context_ids + token_ids)[begin:end]`` are the bytes of ``text``."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per token of ``token_ids`` when the request asked for them."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the stream, if one did."""
@@ -94,4 +115,5 @@ class GenerationResult:
     usage: Usage
     timings: TimingMetrics
     stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
     metadata: Mapping[str, object] = field(default=_EMPTY)
