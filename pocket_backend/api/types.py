@@ -60,7 +60,7 @@ class GenerationRequest:
     priority: int = 0
     deadline_seconds: float | None = None
     cache_salt: str = ""
-    metadata: Mapping[str, object] = field(default=_EMPTY)
+    metadata: Mapping[str, object] = field(default_factory=lambda: _EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class TokenLogprob:
 
     token_id: int
     logprob: float
-    top: Mapping[int, float] = field(default=_EMPTY_TOP)
+    top: Mapping[int, float] = field(default_factory=lambda: _EMPTY_TOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +116,4 @@ class GenerationResult:
     timings: TimingMetrics
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
-    metadata: Mapping[str, object] = field(default=_EMPTY)
+    metadata: Mapping[str, object] = field(default_factory=lambda: _EMPTY)
