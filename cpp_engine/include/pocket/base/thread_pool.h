@@ -7,6 +7,10 @@
 
 namespace pocket {
 
+/// CPUs in this process's affinity mask (at least 1). A container's CPU quota is not a mask and is
+/// not seen here: pass `threads` explicitly under one.
+[[nodiscard]] std::size_t available_cpus() noexcept;
+
 /// A fixed set of threads that run one parallel loop at a time.
 ///
 /// `parallel_for` hands out indices 0..tasks-1 from an atomic counter; the calling thread takes
@@ -16,11 +20,12 @@ namespace pocket {
 /// no result may depend on it (the engine's batch invariance rests on this).
 ///
 /// Thread contract: `parallel_for` may be called by one thread at a time and not from inside a
-/// task. The first exception thrown by a task is rethrown by `parallel_for` after all tasks have
-/// ended.
+/// task (`Error(kInternal)` otherwise, never a deadlock). Every task runs even if another one
+/// throws; then `parallel_for` rethrows the exception of the lowest index.
 class ThreadPool {
  public:
-  /// `threads` counts the caller; 0 means the number of CPUs in this process's affinity mask.
+  /// `threads` counts the caller; 0 means `available_cpus()`. Throws `Error(kInvalidArgument)`
+  /// above 1024 and `Error(kResourceExhausted)` when the system refuses a thread.
   explicit ThreadPool(std::size_t threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -28,7 +33,8 @@ class ThreadPool {
 
   [[nodiscard]] std::size_t size() const noexcept;
 
-  /// Runs `task(index, thread)` for every index in [0, tasks); thread is in [0, size()).
+  /// Runs `task(index, thread)` for every index in [0, tasks); thread is in [0, size()), and the
+  /// caller is thread 0. At most 2^32 - 1 tasks. What the tasks wrote is visible on return.
   void parallel_for(std::size_t tasks,
                     FunctionRef<void(std::size_t index, std::size_t thread)> task);
 
