@@ -26,11 +26,15 @@ struct DTypeInfo {
 /// True if this build can read tensors of the given GGUF type id.
 [[nodiscard]] bool is_supported_dtype(std::uint32_t gguf_type_id) noexcept;
 
+/// The name of any GGUF type id, also of formats that this build cannot read ("Q4_K"); "unknown"
+/// for ids that ggml has not assigned. For messages.
+[[nodiscard]] std::string_view gguf_type_name(std::uint32_t gguf_type_id) noexcept;
+
 /// Throws `Error(kUnsupported)` for an id that `is_supported_dtype` rejects.
 [[nodiscard]] const DTypeInfo& dtype_info(DType type);
 
 /// Bytes of one row of `columns` elements. Throws `Error(kInvalidArgument)` when `columns` is not a
-/// multiple of the block size.
+/// multiple of the block size or the product overflows.
 [[nodiscard]] std::size_t row_bytes(DType type, std::size_t columns);
 
 }  // namespace pocket
