@@ -1,1 +1,5 @@
-"""See docs/architecture.md for what lives here and what it may import."""
+"""Executors: weights and KV storage behind ``BackendExecutor`` (``base``), built by ``registry``.
+
+Backend modules are imported lazily; the native module is imported only by ``cpp_engine`` and torch
+only by ``torch_*``. May import ``api``, ``observability``, ``text``, ``sampling``, ``kv``, ``core``.
+"""

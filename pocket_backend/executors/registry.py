@@ -1,0 +1,101 @@
+"""From ``EngineArgs`` to an executor. Backends are imported only when they are asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pocket_backend.api import BackendNotImplementedError, ConfigurationError, ModelLoadError
+from pocket_backend.api.errors import short_repr
+from pocket_backend.observability.logging import get_logger, log_event
+
+if TYPE_CHECKING:
+    from pocket_backend.api import EngineArgs
+    from pocket_backend.executors.base import BackendExecutor
+
+_log = get_logger("executors")
+_GGUF_MAGIC = b"GGUF"
+
+
+def _create_cpp(args: EngineArgs) -> BackendExecutor:
+    from pocket_backend.executors.cpp_engine import CppEngineBackend
+
+    return CppEngineBackend.from_args(args)
+
+
+def _create_fake(args: EngineArgs) -> BackendExecutor:
+    from pocket_backend.executors.fake import FakeExecutor, FakeOptions
+
+    options = dict(args.backend_options)
+    options.setdefault("max_slots", args.max_batch_size)
+    options.setdefault("max_batch_tokens", args.max_num_batched_tokens)
+    if args.max_model_len is not None:
+        options.setdefault("max_context", args.max_model_len)
+    if args.kv_cache_tokens is not None:
+        block_size = FakeOptions.from_mapping(options).block_size
+        options.setdefault("num_blocks", max(1, args.kv_cache_tokens // block_size))
+    return FakeExecutor(FakeOptions.from_mapping(options))
+
+
+_FACTORIES: dict[str, Callable[[EngineArgs], BackendExecutor]] = {
+    "cpp": _create_cpp,
+    "fake": _create_fake,
+}
+_PLANNED = {"torch": "the PyTorch backend is not part of this version; use backend='cpp'"}
+
+
+def available_backends() -> tuple[str, ...]:
+    """Names that ``create_executor`` can build, without importing them."""
+    return tuple(sorted(_FACTORIES))
+
+
+def register_backend(name: str, factory: Callable[[EngineArgs], BackendExecutor]) -> None:
+    """Make ``backend=name`` build an executor with ``factory`` (an extension point)."""
+    if name in _FACTORIES:
+        raise ConfigurationError(f"backend: {name!r} is already registered")
+    _FACTORIES[name] = factory
+
+
+def resolve_backend(args: EngineArgs) -> str:
+    """The name of the backend that ``args`` mean; ``auto`` looks at the model and logs why.
+
+    Raises:
+        ModelLoadError: ``auto``, and the model is missing or not a GGUF file.
+    """
+    if args.backend != "auto":
+        return args.backend
+    if args.model == "fake":
+        chosen, reason = "fake", "the model is named 'fake'"
+    else:
+        path = args.model_path()
+        if not path.is_file():
+            raise ModelLoadError(
+                f"model: no file {short_repr(args.model)}; give the path of a GGUF file"
+            )
+        with path.open("rb") as file:
+            magic = file.read(len(_GGUF_MAGIC))
+        if magic != _GGUF_MAGIC:
+            raise ModelLoadError(
+                f"model: {short_repr(path.name)} is not a GGUF file and no other format is "
+                "supported by this version"
+            )
+        chosen, reason = "cpp", "the model is a GGUF file"
+    log_event(_log, logging.INFO, "backend chosen", backend=chosen, reason=reason)
+    return chosen
+
+
+def create_executor(args: EngineArgs) -> BackendExecutor:
+    """Build the executor for ``args``.
+
+    Raises:
+        BackendNotImplementedError: no such backend in this version.
+        BackendUnavailableError: it exists but cannot run here.
+        ConfigurationError, ModelLoadError: the arguments or the model file do not work.
+    """
+    name = resolve_backend(args)
+    factory = _FACTORIES.get(name)
+    if factory is None:
+        detail = _PLANNED.get(name, f"available are {', '.join(available_backends())}")
+        raise BackendNotImplementedError(f"backend: got {short_repr(name)}; {detail}")
+    return factory(args)
