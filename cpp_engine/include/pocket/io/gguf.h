@@ -5,38 +5,21 @@
 #include <filesystem>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
-#include <variant>
-#include <vector>
 
+#include "pocket/io/gguf_parser.h"
 #include "pocket/io/mapped_file.h"
-#include "pocket/quant/dtype.h"
 
 namespace pocket {
-
-/// One metadata value. Integers are widened to 64 bits and floats to double; arrays are
-/// homogeneous.
-using GgufArray = std::variant<std::vector<std::int64_t>, std::vector<std::uint64_t>,
-                               std::vector<double>, std::vector<bool>, std::vector<std::string>>;
-using GgufValue = std::variant<std::int64_t, std::uint64_t, double, bool, std::string, GgufArray>;
-
-/// A tensor's place in the file. `shape` is in row-major order (outermost first), the reverse of
-/// the file's own order; `data` covers exactly the tensor's bytes inside the mapping.
-struct GgufTensor {
-  std::string name;
-  DType type;
-  std::vector<std::size_t> shape;
-  std::span<const std::byte> data;
-};
 
 /// A GGUF v2/v3 file, mapped read-only.
 ///
 /// The constructor validates everything it will ever hand out: magic, version, counts against the
 /// file's size, string lengths, UTF-8-agnostic keys, alignment, duplicate names, tensor types,
-/// shapes (no overflow) and that every tensor lies inside the file. Throws `Error(kBadFile)` or
-/// `Error(kUnsupported)` naming the file, the tensor or key and the byte counts. After construction
+/// shapes (no overflow) and that every tensor lies inside the file and overlaps no other. Throws
+/// `Error(kBadFile)` or `Error(kUnsupported)` naming the file, the tensor or key and the byte
+/// counts (details: `parse_gguf`). After construction
 /// all methods are const and thread-safe. Spans stay valid while the object lives.
 class GgufFile {
  public:
@@ -44,10 +27,10 @@ class GgufFile {
 
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return file_.path(); }
   [[nodiscard]] const std::map<std::string, GgufValue, std::less<>>& metadata() const noexcept {
-    return metadata_;
+    return contents_.metadata;
   }
   [[nodiscard]] const std::map<std::string, GgufTensor, std::less<>>& tensors() const noexcept {
-    return tensors_;
+    return contents_.tensors;
   }
 
   /// nullptr when absent.
@@ -65,8 +48,7 @@ class GgufFile {
 
  private:
   MappedFile file_;
-  std::map<std::string, GgufValue, std::less<>> metadata_;
-  std::map<std::string, GgufTensor, std::less<>> tensors_;
+  GgufContents contents_;
 };
 
 }  // namespace pocket

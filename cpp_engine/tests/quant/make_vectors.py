@@ -1,0 +1,68 @@
+"""Writes dequantize_vectors.inc: stored blocks and what `gguf.dequantize` makes of them.
+
+Run from the repository root: python cpp_engine/tests/quant/make_vectors.py
+The blocks have random codes and scales that cover both signs, zeros, subnormals, the largest half
+and infinity, plus one row that went through gguf's own quantiser. Deterministic.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize, quantize
+
+QT = GGMLQuantizationType
+# Number of leading half-precision fields (scale, minimum) of a block.
+SCALES = {QT.Q8_0: 1, QT.Q4_0: 1, QT.Q4_1: 2}
+SPECIAL_HALVES = [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x3C00, 0xBC01, 0x7BFF, 0xFBFF, 0x7C00]
+SPECIAL_FLOATS = [0x00000000, 0x80000000, 0x00000001, 0x7F7FFFFF, 0x7F800000, 0xFF800000]
+HEADER = "// Written by make_vectors.py from gguf.dequantize; do not edit.\n// clang-format off\n"
+
+
+def random_blocks(rng: np.random.Generator, qtype: QT) -> np.ndarray:
+    block_bytes = GGML_QUANT_SIZES[qtype][1]
+    blocks = rng.integers(0, 256, (len(SPECIAL_HALVES), block_bytes), dtype=np.uint8)
+    for field in range(SCALES.get(qtype, 0)):
+        halves = np.array(np.roll(SPECIAL_HALVES, 3 * field), dtype="<u2")
+        blocks[:, 2 * field : 2 * field + 2] = halves.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(-1)
+
+
+def stored_row(rng: np.random.Generator, qtype: QT) -> np.ndarray:
+    if qtype in SCALES:
+        real = quantize(rng.standard_normal(64, dtype=np.float32), qtype).reshape(-1)
+        return np.concatenate([random_blocks(rng, qtype), real.view(np.uint8)])
+    if qtype == QT.F32:
+        return np.array(SPECIAL_FLOATS, dtype="<u4").view(np.uint8)
+    halves = [*SPECIAL_HALVES, 0x1234, 0xC0DE, 0x7F7F, 0xFF80]
+    return np.array(halves, dtype="<u2").view(np.uint8)
+
+
+def expected_bits(stored: np.ndarray, qtype: QT) -> np.ndarray:
+    if qtype == QT.F32:
+        return stored.view("<u4")
+    if qtype == QT.F16:
+        values = stored.view(np.float16)
+        return np.where(np.isnan(values), np.float32(np.nan), values.astype(np.float32)).view("<u4")
+    with np.errstate(all="ignore"):
+        return np.ascontiguousarray(dequantize(stored, qtype)).view("<u4").reshape(-1)
+
+
+def c_array(values: np.ndarray, per_line: int, digits: int) -> str:
+    items = [f"0x{int(v):0{digits}x}" for v in values]
+    lines = [", ".join(items[i : i + per_line]) for i in range(0, len(items), per_line)]
+    return "{\n     " + ",\n     ".join(lines) + "}"
+
+
+def main() -> None:
+    rng = np.random.default_rng(20261129)
+    out = [HEADER]
+    for qtype in (QT.F32, QT.F16, QT.BF16, QT.Q8_0, QT.Q4_0, QT.Q4_1):
+        stored = stored_row(rng, qtype)
+        arrays = (c_array(stored, 16, 2), c_array(expected_bits(stored, qtype), 8, 8))
+        out.append(f"{{DType::k{qtype.name},\n    {arrays[0]},\n    {arrays[1]}}},\n")
+    out.append("// clang-format on\n")
+    Path(__file__).with_name("dequantize_vectors.inc").write_text("".join(out))
+
+
+if __name__ == "__main__":
+    main()
