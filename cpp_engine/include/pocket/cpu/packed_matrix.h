@@ -26,10 +26,11 @@ inline constexpr std::size_t kQuantBlock = 32;
 /// A weight matrix W [rows, columns], repacked into panels of `kPanelRows` rows (the last one
 /// padded with zeros). Non-owning: the bytes live in the model's weight arena.
 ///
-/// Quantised panels hold, for each block of 32 columns: 16 half scales, (16 half mins,) then the
-/// codes so that byte i of vector g holds column 4g + i%4 of row i/4; in the 4-bit layouts the low
-/// nibble of vector g is column group g and the high nibble group g + 4. Float panels hold, for
-/// each column, the 16 rows' values.
+/// A quantised panel starts with its scales: for each block of 32 columns 16 halves d (and 16
+/// halves m), padded to 64 bytes. Then come the codes: per block, byte i of vector g holds column
+/// 4g + i % 4 of row i / 4; in the 4-bit layouts the low nibble of vector g is column group g and
+/// the high nibble group g + 4. So one u8 x s8 dot-product instruction serves 16 rows x 4 columns,
+/// and every load is aligned. Float panels hold, for each column, the 16 rows' values.
 struct PackedMatrix {
   const std::byte* data = nullptr;
   std::size_t rows = 0;

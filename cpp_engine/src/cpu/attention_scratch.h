@@ -1,0 +1,11 @@
+#pragma once
+
+#include <cstddef>
+
+namespace pocket {
+
+/// Most queries that any table's attention works on at once. A larger tile is walked in pieces, so
+/// scratch does not grow with it.
+inline constexpr std::size_t kMaxAttentionQueries = 8;
+
+}  // namespace pocket

@@ -1,0 +1,74 @@
+// Integer matmul, the oracle. Per output and block of 32 columns, in block order:
+//   dot = sum of (code - offset) * q, exact;  acc = fma(float(dot) * d, scale, acc);
+//   with mins also acc = fma(m, scaled_sum, acc).
+
+#include <cmath>
+
+#include "pocket/base/half.h"
+#include "pocket/cpu/kernels.h"
+#include "tables.h"
+
+namespace pocket::POCKET_ISA {
+namespace {
+
+/// dot[row] = sum over the block of code * q for the panel's 16 rows.
+template <bool kNibbles>
+void block_dots(const std::uint8_t* codes, const std::int8_t* q, std::int32_t* dot) {
+  for (std::size_t row = 0; row < kPanelRows; ++row) {
+    dot[row] = 0;
+  }
+  for (std::size_t group = 0; group < (kNibbles ? 4 : 8); ++group) {
+    for (std::size_t row = 0; row < kPanelRows; ++row) {
+      for (std::size_t c = 0; c < 4; ++c) {
+        const int code = codes[group * 64 + row * 4 + c];
+        const std::size_t column = group * 4 + c;
+        dot[row] +=
+            kNibbles ? (code & 15) * q[column] + (code >> 4) * q[column + 16] : code * q[column];
+      }
+    }
+  }
+}
+
+void matmul_q8(const PackedMatrix& w, const QuantisedRows& x, std::size_t m_rows,
+               std::size_t panel_begin, std::size_t panel_end, float* y, std::size_t ldy) {
+  const std::size_t blocks = w.columns / kQuantBlock;
+  const std::size_t panel_bytes = w.panel_bytes();
+  const std::size_t codes_offset = quantised_codes_offset(w.layout, w.columns);
+  const bool has_min = w.layout == PackedLayout::kU4ScaleMin;
+  const bool nibbles = w.layout != PackedLayout::kU8Scale;
+  const std::int32_t offset = has_min ? 0 : nibbles ? 8 : 128;
+  for (std::size_t panel = panel_begin; panel < panel_end; ++panel) {
+    const auto* data = reinterpret_cast<const std::uint8_t*>(w.data) + panel * panel_bytes;
+    for (std::size_t m = 0; m < m_rows; ++m) {
+      float acc[kPanelRows] = {};
+      const auto* scales = reinterpret_cast<const std::uint16_t*>(data);
+      const std::uint8_t* codes = data + codes_offset;
+      for (std::size_t block = 0; block < blocks; ++block) {
+        const std::size_t at = m * blocks + block;
+        const std::int8_t* q = x.q + at * kQuantBlock;
+        std::int32_t dot[kPanelRows];
+        if (nibbles) {
+          block_dots<true>(codes, q, dot);
+        } else {
+          block_dots<false>(codes, q, dot);
+        }
+        for (std::size_t row = 0; row < kPanelRows; ++row) {
+          const auto exact = static_cast<float>(dot[row] - offset * x.sum[at]);
+          acc[row] = std::fma(exact * half_to_float(scales[row]), x.scale[at], acc[row]);
+          if (has_min) {
+            acc[row] =
+                std::fma(half_to_float(scales[row + kPanelRows]), x.scaled_sum[at], acc[row]);
+          }
+        }
+        scales += kPanelRows * (has_min ? 2 : 1);
+        codes += kPanelRows * (nibbles ? 16 : 32);
+      }
+      for (std::size_t row = 0; row < kPanelRows; ++row) {
+        y[m * ldy + panel * kPanelRows + row] = acc[row];
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pocket::POCKET_ISA

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "pocket/cpu/kernels.h"
+
+/// What the per-ISA translation units offer to kernel_table.cpp, and the few portable routines they
+/// share. Nothing here may be an inline function: the linker keeps one copy of such a function, and
+/// it could be the one compiled for AVX-512.
+
+namespace pocket {
+
+const KernelTable& scalar_table() noexcept;
+const KernelTable& avx2_table() noexcept;
+const KernelTable& avx512_table() noexcept;
+
+/// Bytes from the start of a quantised panel to its codes.
+[[nodiscard]] std::size_t quantised_codes_offset(PackedLayout layout, std::size_t columns) noexcept;
+
+/// `KernelTable::unpack_row`: a few rows per step, so one portable version serves all tables.
+void unpack_packed_row(const PackedMatrix& w, std::size_t row, float* out);
+
+}  // namespace pocket
