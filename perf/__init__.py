@@ -1,0 +1,1 @@
+"""Benchmarks: run the modules with ``python -m perf.<name>``; see ``perf/README.md``."""
