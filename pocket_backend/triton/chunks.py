@@ -1,0 +1,126 @@
+"""One increment of a stream as the generator's output tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pocket_backend.api import TokenEvent
+from pocket_backend.triton import codec
+
+OUTPUTS = (
+    ("token_ids", "TYPE_INT32", "-1"),
+    ("context_ids", "TYPE_INT32", "-1"),
+    ("text_range", "TYPE_INT32", "2"),
+    ("skip_special_tokens", "TYPE_BOOL", "1"),
+    ("stream_key", "TYPE_STRING", "1"),
+    ("finish_reason", "TYPE_STRING", "1"),
+    ("stop_reason", "TYPE_STRING", "1"),
+    ("num_input_tokens", "TYPE_UINT32", "1"),
+    ("num_output_tokens", "TYPE_UINT32", "1"),
+    ("num_cached_tokens", "TYPE_UINT32", "1"),
+    ("control_result", "TYPE_STRING", "1"),
+)
+"""Outputs of the generator (name, data type, dims)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Increment:
+    """The parts of a ``TokenEvent`` that reach a client; see the text rule for the first three."""
+
+    token_ids: tuple[int, ...]
+    context_ids: tuple[int, ...]
+    text_range: tuple[int, int]
+    finish_reason: str = ""
+    """Empty until the last increment."""
+    stop_reason: str = ""
+    cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, event: TokenEvent) -> Increment:
+        return cls(
+            event.token_ids,
+            event.context_ids,
+            event.text_range,
+            event.finish_reason or "",
+            "" if event.stop_reason is None else str(event.stop_reason),
+            event.usage.cached_tokens if event.usage is not None else 0,
+        )
+
+
+class IncrementSum:
+    """Adds increments up to one that gives the whole text, for ``stream=false``."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._begin: int | None = None
+        self._size = 0
+
+    def add(self, increment: Increment) -> Increment:
+        """Returns the sum so far.
+
+        The first increment has no context, and released bytes are contiguous, so the sum of the
+        ranges' lengths, counted from the first one's begin, covers exactly what was released.
+        """
+        self._token_ids.extend(increment.token_ids)
+        begin, end = increment.text_range
+        if self._begin is None:
+            self._begin = begin
+        self._size += end - begin
+        return Increment(
+            tuple(self._token_ids) if increment.finish_reason else (),
+            (),
+            (self._begin, self._begin + self._size),
+            increment.finish_reason,
+            increment.stop_reason,
+            increment.cached_tokens,
+        )
+
+
+class ChunkWriter:
+    """Writes one stream's increments; builds only the outputs that were requested."""
+
+    def __init__(
+        self,
+        pb_utils: Any,
+        requested: frozenset[str],
+        stream_key: str,
+        prompt_tokens: int,
+        skip_special_tokens: bool,
+    ) -> None:
+        self._pb = pb_utils
+        self._requested = requested or frozenset(name for name, _, _ in OUTPUTS)
+        self._sent = 0
+        self._constant = [
+            tensor
+            for name, tensor in (
+                ("stream_key", codec.text(pb_utils, "stream_key", stream_key)),
+                ("num_input_tokens", codec.uint32(pb_utils, "num_input_tokens", prompt_tokens)),
+                (
+                    "skip_special_tokens",
+                    codec.boolean(pb_utils, "skip_special_tokens", skip_special_tokens),
+                ),
+            )
+            if name in self._requested
+        ]
+
+    def response(self, increment: Increment) -> Any:
+        """``num_output_tokens`` counts all tokens sent so far, this increment's included."""
+        pb = self._pb
+        self._sent += len(increment.token_ids)
+        tensors = list(self._constant)
+        tensors += [
+            codec.int32(pb, name, getattr(increment, name))
+            for name in ("token_ids", "context_ids", "text_range")
+            if name in self._requested
+        ]
+        tensors += [
+            codec.text(pb, name, getattr(increment, name))
+            for name in ("finish_reason", "stop_reason")
+            if name in self._requested
+        ]
+        if "num_output_tokens" in self._requested:
+            tensors.append(codec.uint32(pb, "num_output_tokens", self._sent))
+        if "num_cached_tokens" in self._requested:
+            tensors.append(codec.uint32(pb, "num_cached_tokens", increment.cached_tokens))
+        return pb.InferenceResponse(tensors)

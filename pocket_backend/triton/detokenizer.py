@@ -1,0 +1,63 @@
+"""The `detokenizer` model: the ids of one chunk to its text, without any state.
+
+It has a second job. Triton does not tell a running decoupled step of an ensemble that the client is
+gone, but marks the *next* request of the following step as cancelled: that is how a request reaches
+this model with ``is_cancelled()`` true. It then tells the generator, with the stream's key.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from pocket_backend.api import InvalidRequestError, PocketLLMError
+from pocket_backend.observability.logging import configure_logging, get_logger, log_event
+from pocket_backend.text import chunk_text, load_tokenizer
+from pocket_backend.triton import codec
+from pocket_backend.triton.control import cancel_stream
+from pocket_backend.triton.responses import error_response
+from pocket_backend.triton.settings import engine_args, environment_of, tokenizer_source
+
+_log = get_logger("triton.detokenizer")
+
+
+class DetokenizerModel:
+    """Runtime behind ``model_repository/detokenizer``."""
+
+    def __init__(self, pb_utils: Any, args: dict[str, str]) -> None:
+        configure_logging()
+        self._pb = pb_utils
+        source = tokenizer_source(engine_args(environment_of(args["model_config"])))
+        self._token_bytes = load_tokenizer(*source).token_bytes
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            tensors = codec.inputs_by_name(request)
+            if request.is_cancelled() and "stream_key" in tensors:
+                cancel_stream(self._pb, tensors["stream_key"].reshape(-1)[0].decode())
+            return self._pb.InferenceResponse(
+                [codec.text(self._pb, "text_output", self._text(tensors))]
+            )
+        except PocketLLMError as error:
+            return error_response(self._pb, error)
+        except Exception as error:  # noqa: BLE001  (one request must not fail its batch)
+            log_event(_log, logging.ERROR, "detokenizing failed", exc_info=error)
+            return error_response(self._pb, error)
+
+    def _text(self, tensors: Any) -> str:
+        bounds = codec.token_ids_of("text_range", tensors["text_range"])
+        if len(bounds) != 2:
+            raise InvalidRequestError.of("text_range", bounds, "must be [begin, end]")
+        skip = tensors.get("skip_special_tokens")
+        return chunk_text(
+            codec.token_ids_of("context_ids", tensors["context_ids"]),
+            codec.token_ids_of("token_ids", tensors["token_ids"]),
+            (bounds[0], bounds[1]),
+            self._token_bytes,
+            True if skip is None else bool(np.all(skip)),
+        )

@@ -1,0 +1,321 @@
+"""Starts, watches and stops one Triton server that serves our model repository.
+
+    with TritonServer(ServerOptions(model="model.gguf", ports=Ports(0, 0, 0))) as server:
+        server.http_url  # answers a real inference by now
+
+``start`` returns only after a real inference succeeded: readiness endpoints answer 200 for a server
+whose stub is dead.  All clean-up goes through the guardian process (``guardian.py``), so it happens
+after Ctrl-C at any moment, after an exception, and after ``kill -9`` of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+import pocket_backend
+from pocket_backend.api.errors import ConfigurationError, ModelLoadError
+from pocket_backend.triton.guardian import STOP_COMMAND, GuardianSpec
+from pocket_backend.triton.installation import (
+    TritonInstallation,
+    check_python,
+    find_libpython_dirs,
+    find_triton,
+)
+from pocket_backend.triton.ports import Ports, resolve
+from pocket_backend.triton.server_log import failure_lines, load_failure
+from pocket_backend.triton.shm import (
+    check_free_space,
+    clean_stale_servers,
+    new_server_id,
+    region_prefix,
+)
+
+ENSEMBLE = "pocketllm"
+ADMIN_HEADER = "pocketllm-admin"
+_ADMIN_APIS = "model-repository,shared-memory,logging,trace"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What to serve and where. Engine tunables travel in ``environment`` as ``POCKETLLM_*``."""
+
+    model: str
+    """A GGUF file."""
+    host: str = "127.0.0.1"
+    ports: Ports = field(default_factory=Ports)
+    model_repository: Path | None = None
+    """None: the one that ships with this package."""
+    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    log_file: Path | None = None
+    """None: in the runtime directory, which is removed at stop."""
+    log_verbose: int = 0
+    start_timeout: float = 180.0
+    stop_timeout: float = 15.0
+    """Seconds that in-flight requests get after SIGTERM."""
+    extra_args: tuple[str, ...] = ()
+
+
+class TritonServer:
+    """One server process. Not thread-safe; ``stop`` may be called twice."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.server_id = new_server_id()
+        self.ports = options.ports
+        self.admin_key = secrets.token_urlsafe(24)
+        """Value of the ``pocketllm-admin`` header that loading and unloading models needs."""
+        self._runtime_dir: Path | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{_url_host(self.options.host)}:{self.ports.http}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{_url_host(self.options.host)}:{self.ports.grpc}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{_url_host(self.options.host)}:{self.ports.metrics}/metrics"
+
+    @property
+    def log_path(self) -> Path | None:
+        if self.options.log_file is not None:
+            return self.options.log_file
+        return self._runtime_dir / "server.log" if self._runtime_dir else None
+
+    @property
+    def running(self) -> bool:
+        return self._guardian is not None and self._guardian.poll() is None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start and wait until a real inference succeeded.
+
+        Raises:
+            ConfigurationError: this machine or these options cannot work; one sentence says why.
+            ModelLoadError: the server refused the model; the message is the reason it gave.
+        """
+        check_python()
+        check_model_file(self.options.model)
+        installation = find_triton()
+        libpython_dirs = find_libpython_dirs()
+        clean_stale_servers()
+        check_free_space()
+        self.ports = resolve(self.options.ports, self.options.host)
+        try:
+            self._runtime_dir = Path(tempfile.mkdtemp(prefix=f"pocketllm-{self.server_id}-"))
+            backends = build_backend_directory(installation, self._runtime_dir)
+            self._spawn(
+                GuardianSpec(
+                    server_id=self.server_id,
+                    argv=self._argv(installation.server, backends),
+                    environment=self._environment(installation, libpython_dirs),
+                    log_file=str(self.log_path),
+                    runtime_dir=str(self._runtime_dir),
+                    stop_timeout=self.options.stop_timeout,
+                )
+            )
+            self._wait_until_serving()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """SIGTERM, a bounded wait, then SIGKILL; leaves no process and no shared memory."""
+        guardian, self._guardian = self._guardian, None
+        if guardian is not None:
+            assert guardian.stdin is not None
+            with contextlib.suppress(OSError):
+                guardian.stdin.write(STOP_COMMAND)
+                guardian.stdin.flush()
+            with contextlib.suppress(OSError):
+                guardian.stdin.close()
+            guardian.wait(self.options.stop_timeout + 30.0)
+        if self._runtime_dir is not None:
+            shutil.rmtree(self._runtime_dir, ignore_errors=True)
+            self._runtime_dir = None
+
+    def probe(self, timeout: float = 10.0) -> None:
+        """One real inference of one token; raises OSError (urllib's) when it fails."""
+        body = {"text_input": "Hi", "max_tokens": 1, "stream": False, "temperature": 0.0}
+        request = urllib.request.Request(  # noqa: S310  (http URL built above)
+            f"{self.http_url}/v2/models/{ENSEMBLE}/generate",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310
+            answer.read()
+
+    def _spawn(self, spec: GuardianSpec) -> None:
+        log_path = Path(spec.log_file)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        package_root = str(Path(pocket_backend.__file__).parent.parent)
+        environment = {**os.environ, "PYTHONPATH": package_root}
+        with log_path.open("wb") as log:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-m", "pocket_backend.triton.guardian"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.write(spec.to_line())
+        self._guardian.stdin.flush()
+
+    def _argv(self, server: Path, backends: Path) -> list[str]:
+        options = self.options
+        repository = options.model_repository or find_model_repository()
+        admin = f"{_ADMIN_APIS}:{ADMIN_HEADER}={self.admin_key}"
+        return [
+            str(server),
+            f"--model-repository={repository}",
+            "--model-control-mode=explicit",
+            "--load-model=*",
+            f"--backend-directory={backends}",
+            f"--backend-config=python,shm-region-prefix-name={region_prefix(self.server_id)}",
+            f"--http-address={options.host}",
+            f"--http-port={self.ports.http}",
+            f"--grpc-address={options.host}",
+            f"--grpc-port={self.ports.grpc}",
+            f"--metrics-address={options.host}",
+            f"--metrics-port={self.ports.metrics}",
+            f"--http-restricted-api={admin}",
+            f"--grpc-restricted-protocol={admin}",
+            "--allow-gpu-metrics=false",
+            "--pinned-memory-pool-byte-size=0",
+            f"--exit-timeout-secs={max(1, int(options.stop_timeout) - 2)}",
+            f"--log-verbose={options.log_verbose}",
+            *options.extra_args,
+        ]
+
+    def _environment(
+        self, installation: TritonInstallation, libpython_dirs: tuple[Path, ...]
+    ) -> dict[str, str]:
+        environment = {**os.environ, **self.options.environment}
+        environment["POCKETLLM_MODEL"] = str(Path(self.options.model).expanduser().resolve())
+        libraries = [*map(str, installation.library_dirs), *map(str, libpython_dirs)]
+        environment["LD_LIBRARY_PATH"] = _join_paths(libraries, environment.get("LD_LIBRARY_PATH"))
+        # An embedded interpreter takes its prefix from the `python3` that it finds on PATH.
+        environment["PATH"] = _join_paths([str(Path(sys.executable).parent)], environment["PATH"])
+        environment["PYTHONPATH"] = _join_paths(
+            [str(Path(pocket_backend.__file__).parent.parent), sysconfig.get_path("purelib")],
+            environment.get("PYTHONPATH"),
+        )
+        environment["PYTHONUNBUFFERED"] = "1"
+        return environment
+
+    def _wait_until_serving(self) -> None:
+        deadline = time.monotonic() + self.options.start_timeout
+        last_error = "no answer yet"
+        while time.monotonic() < deadline:
+            assert self._guardian is not None
+            if self._guardian.poll() is not None:
+                raise self._startup_failure()
+            try:
+                self.probe()
+            except urllib.error.HTTPError as error:
+                last_error = error.read(2000).decode(errors="replace").strip()
+            except OSError as error:
+                last_error = str(error)
+            else:
+                return
+            time.sleep(0.05)
+        raise ConfigurationError(
+            f"the server did not answer an inference within {self.options.start_timeout:.0f} s; "
+            f"last answer: {last_error}; server log:\n{failure_lines(self._read_log())}"
+        )
+
+    def _startup_failure(self) -> Exception:
+        log = self._read_log()
+        reason = load_failure(log)
+        if reason is not None:
+            return ModelLoadError(reason)
+        assert self._guardian is not None
+        return ConfigurationError(
+            f"the Triton server ended during start-up (status {self._guardian.returncode}); "
+            f"its log says:\n{failure_lines(log)}"
+        )
+
+    def _read_log(self) -> str:
+        path = self.log_path
+        if path is None or not path.exists():
+            return ""
+        return path.read_bytes().decode(errors="replace")
+
+
+def build_backend_directory(installation: TritonInstallation, runtime_dir: Path) -> Path:
+    """The directory for ``--backend-directory``; the wheel's parts are brought together in it."""
+    if installation.stub is None:
+        return installation.backend_dir.parent
+    target = runtime_dir / "backends" / "python"
+    target.mkdir(parents=True)
+    for source in installation.backend_dir.iterdir():
+        if source.is_file():
+            (target / source.name).symlink_to(source)
+    stub = target / "triton_python_backend_stub"
+    # A copy: installers drop the execute bit, and the wheel's files are not ours to change.
+    shutil.copyfile(installation.stub, stub)
+    stub.chmod(0o755)
+    return target.parent
+
+
+def find_model_repository() -> Path:
+    """The repository inside an installed distribution, or that of the checkout."""
+    package = Path(pocket_backend.__file__).parent
+    for candidate in (package / "model_repository", package.parent / "model_repository"):
+        if (candidate / ENSEMBLE / "config.pbtxt").is_file():
+            return candidate
+    raise ConfigurationError(
+        "the model repository is missing from this installation: reinstall pocketllm"
+    )
+
+
+def check_model_file(model: str) -> None:
+    """Raises ConfigurationError unless ``model`` names a readable file."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        raise ConfigurationError(f"model: {path} is a directory; give the path of a GGUF file")
+    if not path.exists():
+        raise ConfigurationError(f"model: {path} does not exist; give the path of a GGUF file")
+    if not os.access(path, os.R_OK):
+        raise ConfigurationError(f"model: {path} is not readable by this user")
+
+
+def _join_paths(first: list[str], rest: str | None) -> str:
+    return os.pathsep.join([*first, *([rest] if rest else [])])
+
+
+def _url_host(host: str) -> str:
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"[{reachable}]" if ":" in reachable else reachable

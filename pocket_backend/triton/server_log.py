@@ -1,0 +1,35 @@
+"""Picks the lines of a Triton server log that a person needs when a start fails."""
+
+from __future__ import annotations
+
+import re
+
+_LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<text>.+)")
+_SEVERE = re.compile(r"^[EF]\d{4} ")
+_MAX_LINES = 20
+
+
+def load_failure(log: str) -> str | None:
+    """The reason that a model gave for not loading, without Triton's decoration; None if none."""
+    for line in log.splitlines():
+        match = _LOAD_FAILURE.search(line)
+        if match:
+            return clean_message(match["text"])
+    return None
+
+
+def clean_message(text: str) -> str:
+    """Strip what Triton wraps around a Python exception's message: status, class, traceback."""
+    text = text.strip().strip('"')
+    text = text.replace("\\n", "\n")
+    text = re.split(r"\n+At:\n", text)[0]
+    text = re.sub(r"^(Internal|Invalid argument|Unavailable|Unknown|Not found): ", "", text)
+    text = re.sub(r"^(Triton(Model|Error)\w*|\w+(Error|Exception)): ", "", text)
+    return text.strip()
+
+
+def failure_lines(log: str) -> str:
+    """Errors of the log, else its last lines; at most ``_MAX_LINES``."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    severe = [line for line in lines if _SEVERE.match(line)]
+    return "\n".join((severe or lines)[-_MAX_LINES:])

