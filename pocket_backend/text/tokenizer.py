@@ -11,10 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pocket_backend.api.errors import ModelLoadError
 from pocket_backend.text.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from pocket_backend.text.chat import ChatTemplate
+
+
+MAX_PROMPT_BYTES = 8 << 20
+"""UTF-8 bytes of one prompt or rendered conversation: several times the longest context."""
 
 
 class Tokenizer(ABC):
@@ -81,11 +86,24 @@ def load_tokenizer(
     """Build the tokenizer of a model.
 
     ``path`` is a GGUF file or a directory with ``tokenizer.json``; ``tokenizer_path``, if given, is
-    used instead. ``pre`` overrides ``tokenizer.ggml.pre`` of a GGUF file: the name of the split that
-    its byte-level BPE was trained with.
+    used instead. ``pre`` overrides ``tokenizer.ggml.pre`` of a GGUF file: the name of the split
+    that its byte-level BPE was trained with (``SPLIT_SCHEMES`` lists them).
 
     Raises:
         ModelLoadError: the file is missing or damaged, or its tokenizer is of an unknown kind
             (unknown or absent ``tokenizer.ggml.pre`` included); names the file and the key.
     """
-    raise NotImplementedError
+    # Here, so that importing the package does not load the tokenizers library.
+    from pocket_backend.text.gguf_tokenizer import load_gguf_tokenizer
+    from pocket_backend.text.hf_tokenizer import load_hf_tokenizer
+
+    source = Path(path if tokenizer_path is None else tokenizer_path).expanduser()
+    if source.name == "tokenizer.json":
+        source = source.parent
+    if source.is_dir():
+        if pre is not None:
+            raise ModelLoadError(
+                f"{source}: pre= is for GGUF files; tokenizer.json states its own split"
+            )
+        return load_hf_tokenizer(source)
+    return load_gguf_tokenizer(source, pre)
