@@ -9,36 +9,29 @@
 #include <string>
 
 #include "pocket/cpu/kernels.h"
+#include "pocket/models/model_info.h"
 #include "pocket/sampling/sampler.h"
 
 namespace pocket {
-
-/// How activations meet the weights.
-enum class Precision : std::uint8_t {
-  kInt8,     ///< activations quantised per 32-block, integer dot products (serving)
-  kExactF32  ///< float activations, weights decoded exactly (parity tests, debugging)
-};
 
 struct EngineOptions {
   std::size_t num_blocks = 0;          ///< KV blocks of 16 tokens in the pool; must be > 0
   std::size_t max_sequences = 16;      ///< sequences in one step
   std::size_t max_batch_tokens = 512;  ///< tokens in one step
-  std::size_t max_context = 0;         ///< 0 = the model's own limit
+  std::size_t max_context = 0;         ///< 0 = the model's own limit, which it may not exceed
   KvDType kv_dtype = KvDType::kF16;
   Precision precision = Precision::kInt8;
   std::size_t threads = 0;  ///< 0 = CPUs in the affinity mask
   std::optional<Isa> isa;   ///< default: select_isa()
 };
 
-struct ModelInfo {
-  std::string architecture;
-  std::size_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context;
-  std::size_t parameter_count, weight_bytes, kv_bytes_per_block;
-};
-
 /// One mixed batch. Tokens of all sequences are concatenated; sequence s owns tokens
 /// [sequence_offsets[s], sequence_offsets[s+1]), at consecutive positions. Prefill, decode, chunked
 /// prefill and draft verification are all this call. Spans are borrowed for its duration.
+///
+/// Block j of a sequence's table row holds its positions 16j..16j+15; entries beyond its last
+/// position are not looked at. Sequences use different rows, and no sequence's table may hold a
+/// block that another one writes in the same step (the blocks of its new positions).
 struct StepInput {
   std::span<const std::int32_t> token_ids;         ///< [T]
   std::span<const std::int32_t> positions;         ///< [T]
@@ -76,6 +69,7 @@ class Engine {
                            std::span<const std::int32_t> to) = 0;
 
   [[nodiscard]] virtual const ModelInfo& model() const noexcept = 0;
+  /// As given, with `max_context`, `threads` and `isa` resolved.
   [[nodiscard]] virtual const EngineOptions& options() const noexcept = 0;
   [[nodiscard]] virtual std::size_t kv_cache_bytes() const noexcept = 0;
   [[nodiscard]] virtual std::size_t workspace_bytes() const noexcept = 0;

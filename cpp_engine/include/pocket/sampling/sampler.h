@@ -5,37 +5,76 @@
 #include <span>
 #include <vector>
 
+#include "pocket/cpu/kernels.h"
+
 namespace pocket {
+
+/// Temperatures up to this are greedy: dividing by less overflows.
+inline constexpr float kGreedyTemperature = 1e-5F;
 
 /// How one row of logits becomes a token. Plain data, one per sampled row of a step.
 struct SamplingParams {
-  float temperature = 0.0F;       ///< <= 1e-5 is greedy
+  float temperature = 0.0F;       ///< <= kGreedyTemperature is greedy
   std::int32_t top_k = 0;         ///< 0 = off
   float top_p = 1.0F;             ///< 1 = off
   float min_p = 0.0F;             ///< 0 = off
   std::uint64_t seed = 0;         ///< key of the request's Philox stream
   std::uint64_t token_index = 0;  ///< counter: index of the output token being drawn
+  bool logprob = true;            ///< false: skip `SampledToken::logprob` (one exp per id)
 };
 
-/// `token` is -1 when the row holds a NaN or no finite logit: that request fails, others go on.
+/// Throws `Error(kInvalidArgument)` naming the field if a value is out of range: temperature finite
+/// and >= 0, top_k >= 0, top_p in (0, 1], min_p in [0, 1].
+void validate_sampling(const SamplingParams& params);
+
+/// `token` is -1 (and `logprob` NaN) when the row holds a NaN or +inf, or nothing but -inf: that
+/// request fails, others go on.
 struct SampledToken {
   std::int32_t token = -1;
-  float logprob = 0.0F;  ///< log-softmax of the raw logits at `token`
+  float logprob = 0.0F;  ///< log-softmax of the raw logits at `token`; NaN when not asked for
+};
+
+struct Candidate {
+  float logit;
+  std::int32_t token;
 };
 
 /// Draws one token from `logits` [vocab]; ids at or beyond `logits.size()` do not exist for it (the
-/// caller passes a span cut to the tokenizer's size). Order of operations: temperature, top-k,
-/// top-p, min-p, then one uniform from Philox4x32-10 (Salmon et al., SC'11) keyed by seed and token
-/// index. The result depends on the arguments only. `scratch` is reused between calls; not
-/// thread-safe.
+/// caller passes a span cut to the tokenizer's size).
+///
+/// Candidates are ordered by logit, highest first, ties by lower id. The order of operations:
+///   1. greedy: the first candidate; nothing below happens.
+///   2. temperature: weight = exp((logit - max) / temperature), so the best weighs exactly 1.
+///   3. top-k: exactly the first k candidates, even when the k-th ties with the next.
+///   4. top-p: the shortest prefix that holds at least top_p of the weight left by top-k; the
+///      candidate that reaches it stays.
+///   5. min-p: drops weights below min_p (relative to the best, whose weight is 1).
+///   6. one uniform u from Philox (key: seed, counter: token_index): the first candidate whose
+///      cumulative weight exceeds u * total. Candidates are walked in the order above when top-k or
+///      top-p is on, by id otherwise.
+/// So at least one candidate always remains, and -inf logits are never drawn. Arithmetic is fixed
+/// (own exp, sums in a fixed order): the result depends on the arguments only.
+///
+/// `scratch` is reused between calls and nothing is allocated in `sample`; one thread at a time.
 class Sampler {
  public:
-  explicit Sampler(std::size_t vocab_size);
+  Sampler(const KernelTable& kernels, std::size_t vocab_size);
+  /// `logits.size()` is at most the vocab size given to the constructor; `params` are valid.
   [[nodiscard]] SampledToken sample(std::span<const float> logits, const SamplingParams& params);
 
  private:
-  std::vector<std::int32_t> order_;
-  std::vector<float> weight_;
+  [[nodiscard]] std::int32_t draw_by_id(std::span<const float> logits, float max,
+                                        const SamplingParams& params);
+  [[nodiscard]] std::int32_t draw_by_rank(std::span<const float> logits, float max,
+                                          const SamplingParams& params);
+
+  /// Candidates left by top-k and top-p, best first, in candidates_; returns their weights.
+  [[nodiscard]] std::span<float> rank(std::span<const float> logits, float max,
+                                      const SamplingParams& params);
+
+  const KernelTable* kernels_;
+  std::vector<float> weights_;
+  std::vector<Candidate> candidates_;
 };
 
 }  // namespace pocket

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace pocket {
+
+/// How activations meet the weights.
+enum class Precision : std::uint8_t {
+  kInt8,     ///< activations quantised per 32-block, integer dot products (serving)
+  kExactF32  ///< float activations, weights decoded exactly (parity tests, debugging)
+};
+
+/// What a loaded model is. Sizes count elements, `*_bytes` bytes.
+struct ModelInfo {
+  std::string architecture;
+  std::size_t layers = 0;
+  std::size_t hidden = 0;
+  std::size_t heads = 0;
+  std::size_t kv_heads = 0;
+  std::size_t head_dim = 0;
+  std::size_t ffn = 0;
+  std::size_t vocab = 0;    ///< width of the logits
+  std::size_t context = 0;  ///< positions that the model was made for
+  /// Tokens of the file's tokenizer, 0 if it has none. Logits at or beyond it are padding.
+  std::size_t tokenizer_tokens = 0;
+  std::size_t parameter_count = 0;
+  std::size_t weight_bytes = 0;
+  std::size_t kv_bytes_per_block = 0;
+};
+
+}  // namespace pocket

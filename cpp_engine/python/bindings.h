@@ -1,0 +1,12 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace pocket::python {
+
+/// Registers the exception classes and the translation of `pocket::Error`.
+void bind_errors(pybind11::module_& m);
+/// Registers `Engine`.
+void bind_engine(pybind11::module_& m);
+
+}  // namespace pocket::python

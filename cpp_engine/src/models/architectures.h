@@ -1,0 +1,13 @@
+#pragma once
+
+#include <memory>
+
+#include "pocket/models/model.h"
+
+namespace pocket {
+
+/// Factories of the registry; each model's file defines its own.
+[[nodiscard]] std::unique_ptr<Model> make_llama(const WeightSource& source,
+                                                const ModelOptions& options);
+
+}  // namespace pocket

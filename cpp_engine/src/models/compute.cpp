@@ -1,0 +1,36 @@
+#include "compute.h"
+
+namespace pocket {
+
+ActivationsPlan::ActivationsPlan(BufferPlan& plan, std::size_t rows, std::size_t columns,
+                                 InputForm form)
+    : rows_(rows), columns_(columns), form_(form) {
+  if (form.floats) {
+    values_ = plan.add<float>(rows * columns);
+  }
+  if (form.quantised) {
+    const std::size_t blocks = rows * columns / kQuantBlock;
+    q_ = plan.add<std::int8_t>(rows * columns);
+    scale_ = plan.add<float>(blocks);
+    scaled_sum_ = plan.add<float>(blocks);
+    sum_ = plan.add<std::int32_t>(blocks);
+  }
+}
+
+Activations ActivationsPlan::bind(AlignedBuffer& arena) const {
+  Activations bound{.columns = columns_};
+  if (form_.floats) {
+    bound.values = arena.view<float>(values_, rows_ * columns_).data();
+  }
+  if (form_.quantised) {
+    const std::size_t blocks = rows_ * columns_ / kQuantBlock;
+    bound.quantised = {.q = arena.view<std::int8_t>(q_, rows_ * columns_).data(),
+                       .scale = arena.view<float>(scale_, blocks).data(),
+                       .scaled_sum = arena.view<float>(scaled_sum_, blocks).data(),
+                       .sum = arena.view<std::int32_t>(sum_, blocks).data(),
+                       .columns = columns_};
+  }
+  return bound;
+}
+
+}  // namespace pocket

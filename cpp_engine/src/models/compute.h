@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "buffer_plan.h"
+#include "pocket/base/thread_pool.h"
+#include "pocket/cpu/kernels.h"
+#include "pocket/models/model_info.h"
+
+namespace pocket {
+
+/// What the layers compute with. Pointers are never null; the objects outlive the model.
+struct Compute {
+  const KernelTable* kernels;
+  ThreadPool* pool;
+  Precision precision;
+};
+
+/// The forms in which a layer's weights want their input rows.
+struct InputForm {
+  bool floats = false;
+  bool quantised = false;
+
+  friend InputForm operator|(InputForm a, InputForm b) {
+    return {a.floats || b.floats, a.quantised || b.quantised};
+  }
+};
+
+/// Float layouts (F32, F16, BF16 tensors) are multiplied in float32 at either precision.
+[[nodiscard]] inline InputForm input_form(const PackedMatrix& w, Precision precision) noexcept {
+  const bool integer = w.quantised() && precision == Precision::kInt8;
+  return {.floats = !integer, .quantised = integer};
+}
+
+/// Rows of activations in the forms that their consumers want; arrays of unused forms are null.
+struct Activations {
+  std::size_t columns = 0;
+  float* values = nullptr;  ///< [rows, columns]
+  QuantisedRows quantised{};
+
+  /// `count` columns of one row as a quantisation target.
+  [[nodiscard]] QuantisedRows quantised_part(std::size_t row, std::size_t column,
+                                             std::size_t count) const noexcept {
+    const std::size_t block = (row * columns + column) / kQuantBlock;
+    return {.q = quantised.q + row * columns + column,
+            .scale = quantised.scale + block,
+            .scaled_sum = quantised.scaled_sum + block,
+            .sum = quantised.sum + block,
+            .columns = count};
+  }
+};
+
+/// Offsets of an `Activations` in an arena, before and after allocation.
+class ActivationsPlan {
+ public:
+  ActivationsPlan() = default;
+  ActivationsPlan(BufferPlan& plan, std::size_t rows, std::size_t columns, InputForm form);
+  [[nodiscard]] Activations bind(AlignedBuffer& arena) const;
+
+ private:
+  std::size_t rows_ = 0;
+  std::size_t columns_ = 0;
+  InputForm form_;
+  std::size_t values_ = 0;
+  std::size_t q_ = 0;
+  std::size_t scale_ = 0;
+  std::size_t scaled_sum_ = 0;
+  std::size_t sum_ = 0;
+};
+
+}  // namespace pocket

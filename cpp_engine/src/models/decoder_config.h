@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "pocket/models/weight_source.h"
+
+namespace pocket {
+
+/// Hyper-parameters of a decoder-only transformer with grouped-query attention and a gated MLP.
+struct DecoderConfig {
+  std::size_t layers = 0;
+  std::size_t hidden = 0;
+  std::size_t heads = 0;
+  std::size_t kv_heads = 0;
+  std::size_t head_dim = 0;
+  std::size_t ffn = 0;
+  std::size_t vocab = 0;
+  std::size_t context = 0;
+  float norm_epsilon = 0.0F;
+  // RoPE
+  std::size_t rotary_dims = 0;  ///< leading dimensions of a head that rotate
+  double rope_base = 10000.0;
+  double rope_position_scale = 1.0;           ///< linear scaling: positions are divided by it
+  std::vector<float> rope_frequency_factors;  ///< empty, or [rotary_dims / 2] divisors
+
+  [[nodiscard]] std::size_t query_width() const noexcept { return heads * head_dim; }
+  [[nodiscard]] std::size_t kv_width() const noexcept { return kv_heads * head_dim; }
+  [[nodiscard]] std::size_t group() const noexcept { return heads / kv_heads; }
+};
+
+/// Reads and checks the keys that the Llama family uses. Throws `Error(kBadFile)` for missing or
+/// impossible values and `Error(kUnsupported)` for a feature or a size that the kernels lack; each
+/// message names file, key, value and what would do.
+[[nodiscard]] DecoderConfig read_decoder_config(const WeightSource& source);
+
+}  // namespace pocket

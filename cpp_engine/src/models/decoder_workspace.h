@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+
+#include "compute.h"
+#include "decoder_config.h"
+#include "layers/paged_attention.h"
+#include "pocket/base/aligned_buffer.h"
+#include "pocket/models/model.h"
+
+namespace pocket {
+
+/// All memory that a forward pass writes besides the KV pool, sized for the largest step.
+class DecoderWorkspace {
+ public:
+  /// Forms are the union over all layers.
+  struct Forms {
+    InputForm block_input{};      ///< of attention and MLP: [tokens, hidden]
+    InputForm attention_inner{};  ///< [tokens, query_width]
+    InputForm mlp_inner{};        ///< [tokens, ffn]
+    InputForm head_input{};       ///< [logits rows, hidden]
+  };
+
+  DecoderWorkspace(const DecoderConfig& config, const ModelOptions& options, const Forms& forms,
+                   std::size_t logits_stride);
+
+  [[nodiscard]] std::size_t bytes() const noexcept { return arena_.size(); }
+
+  float* residual;    ///< [tokens, hidden]
+  Activations input;  ///< normalised input of a block
+  AttentionBuffers attention;
+  Activations mlp_inner;
+  Activations head_input;
+  float* logits;          ///< [logits rows, logits_stride]
+  float* norm_scratch;    ///< [threads][hidden]
+  float* matmul_scratch;  ///< [threads][matmul_scratch_floats()]
+
+ private:
+  AlignedBuffer arena_;
+};
+
+}  // namespace pocket

@@ -1,0 +1,94 @@
+#include <string>
+#include <variant>
+
+#include "pocket/base/error.h"
+#include "pocket/io/gguf.h"
+#include "pocket/models/weight_source.h"
+
+namespace pocket {
+namespace {
+
+class GgufSource final : public WeightSource {
+ public:
+  explicit GgufSource(const std::string& path) : file_(path) {}
+
+  std::string name() const override { return file_.path().filename().string(); }
+
+  std::string architecture() const override {
+    const auto value = file_.get_string("general.architecture");
+    if (!value) {
+      throw Error(ErrorCode::kBadFile, name() + ": the key general.architecture is missing");
+    }
+    return std::string(*value);
+  }
+
+  std::optional<std::uint64_t> get_uint(std::string_view key) const override {
+    return file_.get_uint(prefixed(key));
+  }
+  std::optional<double> get_float(std::string_view key) const override {
+    return file_.get_float(prefixed(key));
+  }
+  std::optional<std::string> get_string(std::string_view key) const override {
+    const auto value = file_.get_string(prefixed(key));
+    return value ? std::optional<std::string>(*value) : std::nullopt;
+  }
+
+  std::size_t tokenizer_tokens() const override {
+    const auto found = file_.metadata().find("tokenizer.ggml.tokens");
+    if (found == file_.metadata().end()) {
+      return 0;
+    }
+    const auto* array = std::get_if<GgufArray>(&found->second);
+    const auto* tokens = array ? std::get_if<std::vector<std::string>>(array) : nullptr;
+    if (tokens == nullptr) {
+      throw Error(ErrorCode::kBadFile,
+                  name() + ": tokenizer.ggml.tokens must be an array of strings");
+    }
+    return tokens->size();
+  }
+
+  std::optional<StoredTensor> find(std::string_view tensor) const override {
+    const GgufTensor* found = file_.find_tensor(tensor);
+    if (found == nullptr) {
+      return std::nullopt;
+    }
+    return StoredTensor{
+        .name = found->name, .type = found->type, .shape = found->shape, .data = found->data};
+  }
+
+  std::vector<std::string> tensor_names() const override {
+    std::vector<std::string> names;
+    for (const auto& [tensor, unused] : file_.tensors()) {
+      names.push_back(tensor);
+    }
+    return names;
+  }
+
+  // Converters to GGUF permute q and k of "llama" files only (algorithms: GGUF conventions).
+  bool rope_pairs_interleaved() const override { return architecture() == "llama"; }
+
+  void release() const noexcept override { file_.release_pages(); }
+
+ private:
+  std::string prefixed(std::string_view key) const {
+    return architecture() + "." + std::string(key);
+  }
+
+  GgufFile file_;
+};
+
+}  // namespace
+
+std::size_t StoredTensor::elements() const noexcept {
+  std::size_t count = 1;
+  for (const std::size_t extent : shape) {
+    count *= extent;
+  }
+  return count;
+}
+
+std::unique_ptr<WeightSource> open_gguf_source(const std::string& path) {
+  return std::make_unique<GgufSource>(path);
+}
+
+}  // namespace pocket

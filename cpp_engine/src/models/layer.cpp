@@ -1,1 +1,0 @@
-// Placeholder that keeps the layer buildable until its first source lands.

@@ -1,0 +1,44 @@
+#include "gated_mlp.h"
+
+#include "../tile_grid.h"
+
+namespace pocket {
+
+void GatedMlp::load(WeightLoader& loader, const std::string& prefix, std::size_t hidden,
+                    std::size_t ffn) {
+  loader.matrix(prefix + "ffn_gate.weight", ffn, hidden, gate);
+  loader.matrix(prefix + "ffn_up.weight", ffn, hidden, up);
+  loader.matrix(prefix + "ffn_down.weight", hidden, ffn, down);
+}
+
+void GatedMlp::run(const Compute& compute, const Activations& x, std::size_t rows,
+                   const Activations& inner, float* residual, float* scratch) const {
+  // A unit is one quantisation block of the inner activations: a task makes gate, up and their
+  // product for its columns and quantises them while they are in its cache.
+  constexpr std::size_t kUnitPanels = kQuantBlock / kPanelRows;
+  const KernelTable& kernels = *compute.kernels;
+  const TileGrid grid(rows, gate.rows / kQuantBlock, 2 * kQuantBlock, compute.pool->size());
+  compute.pool->parallel_for(grid.tasks(), [&](std::size_t task, std::size_t thread) {
+    const Tile tile = grid.tile(task);
+    const std::size_t width = tile.units() * kQuantBlock;
+    const std::size_t column = tile.unit_begin * kQuantBlock;
+    float* gated = scratch + thread * matmul_scratch_floats();
+    float* upper = gated + tile.rows() * width;
+    const std::size_t begin = tile.unit_begin * kUnitPanels;
+    const std::size_t end = tile.unit_end * kUnitPanels;
+    multiply(compute, panel_slice(gate, begin, end), x, tile.row_begin, tile.rows(), gated, width);
+    multiply(compute, panel_slice(up, begin, end), x, tile.row_begin, tile.rows(), upper, width);
+    for (std::size_t r = 0; r < tile.rows(); ++r) {
+      const std::size_t row = tile.row_begin + r;
+      float* y =
+          inner.values != nullptr ? inner.values + row * inner.columns + column : gated + r * width;
+      kernels.silu_mul(gated + r * width, upper + r * width, width, y);
+      if (inner.quantised.q != nullptr) {
+        kernels.quantise_rows(y, width, 1, inner.quantised_part(row, column, width));
+      }
+    }
+  });
+  project_add(compute, inner, rows, down, residual, scratch);
+}
+
+}  // namespace pocket

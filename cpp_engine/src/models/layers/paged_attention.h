@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "../compute.h"
+#include "../decoder_config.h"
+#include "../rope_table.h"
+#include "../weight_loader.h"
+#include "pocket/kv/kv_pool.h"
+#include "pocket/models/model.h"
+
+namespace pocket {
+
+/// Query rows of one attention task. Its K and V are read once for all of them.
+inline constexpr std::size_t kAttentionTileRows = 16;
+
+/// How a step's attention is cut into tasks: made once per step, used by every layer.
+class AttentionSchedule {
+ public:
+  AttentionSchedule(std::size_t max_batch_tokens, std::size_t max_sequences);
+
+  struct RowTile {
+    const SequenceRows* sequence;
+    std::size_t row_begin;  ///< among all rows of the batch
+    std::size_t rows;
+    /// The sequence has no other tile, so its task may write K and V itself: nobody else reads
+    /// them in this step.
+    bool alone;
+  };
+
+  void plan(std::span<const SequenceRows> sequences);
+
+  [[nodiscard]] std::span<const RowTile> tiles() const noexcept { return tiles_; }
+  /// Tiles that are not alone: their K and V are written before any task attends.
+  [[nodiscard]] std::span<const RowTile> shared() const noexcept { return shared_; }
+
+ private:
+  std::vector<RowTile> tiles_;
+  std::vector<RowTile> shared_;
+};
+
+/// Work space of attention, shared by all layers.
+struct AttentionBuffers {
+  float* query;        ///< [tokens, query_width]
+  float* key;          ///< [tokens, kv_width]
+  float* value;        ///< [tokens, kv_width]
+  float* out;          ///< [tokens, query_width]
+  Activations output;  ///< `out` in the forms that o wants; `values` is `out`
+  float* scratch;      ///< [threads][scratch_floats]
+  std::size_t scratch_floats;
+};
+
+/// Causal grouped-query attention with rotate-half RoPE over the paged KV, added to the residual.
+struct PagedAttention {
+  PackedMatrix q;       ///< [query_width, hidden]
+  PackedMatrix k;       ///< [kv_width, hidden]
+  PackedMatrix v;       ///< [kv_width, hidden]
+  PackedMatrix output;  ///< [hidden, query_width]
+
+  /// Registers `prefix`attn_{q,k,v,output}.weight; q and k are un-permuted if the source says so.
+  void load(WeightLoader& loader, const std::string& prefix, const DecoderConfig& config,
+            bool pairs_interleaved);
+
+  [[nodiscard]] InputForm input(Precision precision) const {
+    return input_form(q, precision) | input_form(k, precision) | input_form(v, precision);
+  }
+  [[nodiscard]] InputForm inner(Precision precision) const { return input_form(output, precision); }
+
+  /// `layer` counts layers of the pool. `matmul_scratch` is [threads][matmul_scratch_floats()].
+  void run(const Compute& compute, const DecoderConfig& config, const RopeTable& rope,
+           const AttentionSchedule& schedule, std::size_t layer, const Activations& x,
+           std::size_t rows, KvPool& kv, const AttentionBuffers& buffers, float* residual,
+           float* matmul_scratch) const;
+};
+
+}  // namespace pocket

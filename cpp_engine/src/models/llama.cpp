@@ -1,0 +1,148 @@
+// Llama 1 to 3.x and its GGUF relatives (SmolLM2, TinyLlama, Mistral without a window): pre-norm
+// blocks of grouped-query attention and a gated MLP (Touvron et al. 2023, arXiv 2302.13971).
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "architectures.h"
+#include "decoder_workspace.h"
+#include "layers/embedding.h"
+#include "layers/gated_mlp.h"
+#include "layers/linear.h"
+#include "layers/norm.h"
+#include "layers/paged_attention.h"
+#include "pocket/base/error.h"
+#include "weight_loader.h"
+
+namespace pocket {
+namespace {
+
+struct Block {
+  std::span<const float> attention_norm;
+  PagedAttention attention;
+  std::span<const float> mlp_norm;
+  GatedMlp mlp;
+};
+
+class Llama final : public Model {
+ public:
+  Llama(const WeightSource& source, const ModelOptions& options)
+      : compute_{options.kernels, options.pool, options.precision},
+        config_(read_decoder_config(source)),
+        max_context_(options.max_context == 0 ? config_.context : options.max_context),
+        blocks_(config_.layers),
+        schedule_(options.max_batch_tokens, options.max_sequences) {
+    if (max_context_ > config_.context) {
+      throw Error(ErrorCode::kInvalidArgument, "max_context: got " + std::to_string(max_context_) +
+                                                   "; the model's limit is " +
+                                                   std::to_string(config_.context));
+    }
+    load_weights(source);
+    rope_ = RopeTable(config_, max_context_);
+    workspace_.emplace(config_, options, forms(), logits_stride());
+  }
+
+  const ModelInfo& info() const noexcept override { return info_; }
+  std::size_t max_context() const noexcept override { return max_context_; }
+  std::size_t logits_stride() const noexcept override { return head_->panels() * kPanelRows; }
+  KvShape kv_shape() const noexcept override {
+    return {.layers = config_.layers, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim};
+  }
+  std::size_t workspace_bytes() const noexcept override {
+    return workspace_->bytes() + rope_.bytes();
+  }
+
+  void forward(const ForwardBatch& batch, KvPool& kv) override {
+    DecoderWorkspace& w = *workspace_;
+    const std::size_t rows = batch.token_ids.size();
+    schedule_.plan(batch.sequences);
+    embed(compute_, embedding_, batch.token_ids, w.residual);
+    for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
+      const Block& block = blocks_[layer];
+      normalise(compute_, w.residual, rows, {}, block.attention_norm, config_.norm_epsilon, w.input,
+                w.norm_scratch);
+      block.attention.run(compute_, config_, rope_, schedule_, layer, w.input, rows, kv,
+                          w.attention, w.residual, w.matmul_scratch);
+      normalise(compute_, w.residual, rows, {}, block.mlp_norm, config_.norm_epsilon, w.input,
+                w.norm_scratch);
+      block.mlp.run(compute_, w.input, rows, w.mlp_inner, w.residual, w.matmul_scratch);
+    }
+  }
+
+  const float* logits(std::span<const std::int32_t> rows) override {
+    DecoderWorkspace& w = *workspace_;
+    normalise(compute_, w.residual, rows.size(), rows, output_norm_, config_.norm_epsilon,
+              w.head_input, w.norm_scratch);
+    const Projection head{head_, w.logits, logits_stride()};
+    project(compute_, w.head_input, rows.size(), std::span(&head, 1));
+    return w.logits;
+  }
+
+ private:
+  void load_weights(const WeightSource& source) {
+    WeightLoader loader(source);
+    loader.matrix("token_embd.weight", config_.vocab, config_.hidden, embedding_);
+    loader.vector("output_norm.weight", config_.hidden, output_norm_);
+    if (loader.has("output.weight")) {
+      loader.matrix("output.weight", config_.vocab, config_.hidden, untied_head_);
+      head_ = &untied_head_;
+    }
+    loader.known("rope_freqs.weight");  // read with the configuration
+    for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
+      const std::string prefix = "blk." + std::to_string(layer) + ".";
+      Block& block = blocks_[layer];
+      loader.vector(prefix + "attn_norm.weight", config_.hidden, block.attention_norm);
+      block.attention.load(loader, prefix, config_, source.rope_pairs_interleaved());
+      loader.vector(prefix + "ffn_norm.weight", config_.hidden, block.mlp_norm);
+      block.mlp.load(loader, prefix, config_.hidden, config_.ffn);
+    }
+    weights_ = loader.load(*compute_.pool);
+    info_ = {.architecture = source.architecture(),
+             .layers = config_.layers,
+             .hidden = config_.hidden,
+             .heads = config_.heads,
+             .kv_heads = config_.kv_heads,
+             .head_dim = config_.head_dim,
+             .ffn = config_.ffn,
+             .vocab = config_.vocab,
+             .context = config_.context,
+             .tokenizer_tokens = source.tokenizer_tokens(),
+             .parameter_count = weights_.parameter_count,
+             .weight_bytes = weights_.arena.size()};
+  }
+
+  DecoderWorkspace::Forms forms() const {
+    DecoderWorkspace::Forms forms{.head_input = input_form(*head_, compute_.precision)};
+    for (const Block& block : blocks_) {
+      forms.block_input = forms.block_input | block.attention.input(compute_.precision) |
+                          block.mlp.input(compute_.precision);
+      forms.attention_inner = forms.attention_inner | block.attention.inner(compute_.precision);
+      forms.mlp_inner = forms.mlp_inner | block.mlp.inner(compute_.precision);
+    }
+    return forms;
+  }
+
+  Compute compute_;
+  DecoderConfig config_;
+  std::size_t max_context_;
+  ModelInfo info_;
+  PackedWeights weights_;
+  PackedMatrix embedding_;
+  PackedMatrix untied_head_;
+  const PackedMatrix* head_ = &embedding_;  // tied unless the file has output.weight
+  std::span<const float> output_norm_;
+  std::vector<Block> blocks_;
+  RopeTable rope_;
+  AttentionSchedule schedule_;
+  std::optional<DecoderWorkspace> workspace_;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> make_llama(const WeightSource& source, const ModelOptions& options) {
+  return std::make_unique<Llama>(source, options);
+}
+
+}  // namespace pocket

@@ -1,0 +1,48 @@
+// The one list of model architectures. A new model adds its factory here.
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "architectures.h"
+#include "pocket/base/error.h"
+#include "pocket/base/quoted.h"
+#include "pocket/models/model.h"
+
+namespace pocket {
+namespace {
+
+struct Architecture {
+  std::string_view name;  // GGUF's general.architecture
+  std::unique_ptr<Model> (*make)(const WeightSource&, const ModelOptions&);
+};
+
+constexpr std::array kArchitectures{Architecture{"llama", make_llama}};
+
+}  // namespace
+
+std::vector<std::string> supported_architectures() {
+  std::vector<std::string> names;
+  for (const Architecture& architecture : kArchitectures) {
+    names.emplace_back(architecture.name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::unique_ptr<Model> load_model(const WeightSource& source, const ModelOptions& options) {
+  const std::string wanted = source.architecture();
+  for (const Architecture& architecture : kArchitectures) {
+    if (architecture.name == wanted) {
+      return architecture.make(source, options);
+    }
+  }
+  std::string supported;
+  for (const std::string& name : supported_architectures()) {
+    supported += (supported.empty() ? "" : ", ") + name;
+  }
+  throw Error(ErrorCode::kUnsupported, source.name() + ": architecture " + quoted(wanted) +
+                                           " is not supported; supported: " + supported);
+}
+
+}  // namespace pocket

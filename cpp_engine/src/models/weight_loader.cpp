@@ -1,0 +1,141 @@
+#include "weight_loader.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "pocket/base/error.h"
+#include "pocket/base/quoted.h"
+#include "pocket/quant/dequantize.h"
+
+namespace pocket {
+namespace {
+
+// Alignment of every weight in the arena: a cache line, which pack_matrix asks for as well.
+constexpr std::size_t kAlign = 64;
+// Rows of a packing task. Two panels keep a task's output aligned to 64 bytes in every layout.
+constexpr std::size_t kTaskRows = 256;
+constexpr std::size_t kRowGrain = 2 * kPanelRows;
+
+std::string shape_text(const std::vector<std::size_t>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+
+// Stored row of each output row of a run of whole heads.
+std::vector<std::uint32_t> head_row_order(const RowOrder& order, std::size_t rows) {
+  std::vector<std::uint32_t> stored(rows);
+  const std::size_t pairs = order.rotary_dims / 2;
+  for (std::size_t row = 0; row < rows; ++row) {
+    const std::size_t head = row - row % order.head_dim;
+    const std::size_t dim = row % order.head_dim;
+    const std::size_t source = dim < pairs       ? 2 * dim
+                               : dim < 2 * pairs ? 2 * (dim - pairs) + 1
+                                                 : dim;
+    stored[row] = static_cast<std::uint32_t>(head + source);
+  }
+  return stored;
+}
+
+struct PackTask {
+  std::size_t matrix;
+  std::size_t row_begin;
+  std::size_t row_end;
+};
+
+}  // namespace
+
+StoredTensor WeightLoader::require(const std::string& name, const std::vector<std::size_t>& shape) {
+  auto tensor = source_.find(name);
+  if (!tensor) {
+    throw Error(ErrorCode::kBadFile,
+                source_.name() + ": tensor " + name + " is missing; expected " + shape_text(shape));
+  }
+  if (tensor->shape != shape) {
+    throw Error(ErrorCode::kBadFile, source_.name() + ": tensor " + name + " has shape " +
+                                         shape_text(tensor->shape) + "; expected " +
+                                         shape_text(shape));
+  }
+  known_.insert(name);
+  parameters_ += tensor->elements();
+  return *std::move(tensor);
+}
+
+void WeightLoader::matrix(const std::string& name, std::size_t rows, std::size_t columns,
+                          PackedMatrix& target, RowOrder order) {
+  StoredTensor tensor = require(name, {rows, columns});
+  const std::size_t bytes = aligned(packed_bytes(packed_layout(tensor.type), rows, columns));
+  matrices_.push_back({std::move(tensor), &target, order, bytes_});
+  bytes_ += bytes;
+}
+
+void WeightLoader::vector(const std::string& name, std::size_t size,
+                          std::span<const float>& target) {
+  StoredTensor tensor = require(name, {size});
+  vectors_.push_back({std::move(tensor), &target, bytes_});
+  bytes_ += aligned(size * sizeof(float));
+}
+
+void WeightLoader::refuse_unknown_tensors() const {
+  for (const std::string& name : source_.tensor_names()) {
+    if (!known_.contains(name)) {
+      throw Error(ErrorCode::kUnsupported, source_.name() + ": tensor " + quoted(name) +
+                                               " is not part of a " + source_.architecture() +
+                                               " model that this build can compute");
+    }
+  }
+}
+
+PackedWeights WeightLoader::load(ThreadPool& pool) {
+  refuse_unknown_tensors();
+  PackedWeights weights{.arena = AlignedBuffer(bytes_), .parameter_count = parameters_};
+
+  for (const Vector& item : vectors_) {
+    const std::span<float> values = weights.arena.view<float>(item.offset, item.tensor.elements());
+    dequantize_row(item.tensor.type, item.tensor.data, values);
+    *item.target = values;
+  }
+
+  std::vector<PackTask> tasks;
+  for (std::size_t m = 0; m < matrices_.size(); ++m) {
+    const Matrix& item = matrices_[m];
+    const std::size_t rows = item.tensor.shape[0];
+    const std::size_t grain =
+        item.order.head_dim > 0 ? std::lcm(kRowGrain, item.order.head_dim) : kRowGrain;
+    const std::size_t step = (kTaskRows + grain - 1) / grain * grain;
+    for (std::size_t begin = 0; begin < rows; begin += step) {
+      tasks.push_back({m, begin, std::min(rows, begin + step)});
+    }
+    *item.target = PackedMatrix{.data = weights.arena.data() + item.offset,
+                                .rows = rows,
+                                .columns = item.tensor.shape[1],
+                                .layout = packed_layout(item.tensor.type)};
+  }
+
+  pool.parallel_for(tasks.size(), [&](std::size_t index, std::size_t) {
+    const PackTask& task = tasks[index];
+    const Matrix& item = matrices_[task.matrix];
+    const std::size_t rows = task.row_end - task.row_begin;
+    const std::size_t columns = item.target->columns;
+    const std::size_t stride = row_bytes(item.tensor.type, columns);
+    const std::vector<std::uint32_t> order =
+        item.order.head_dim > 0 ? head_row_order(item.order, rows) : std::vector<std::uint32_t>{};
+    const std::size_t offset =
+        item.offset + task.row_begin / kPanelRows * item.target->panel_bytes();
+    pack_matrix(
+        item.tensor.type, item.tensor.data.subspan(task.row_begin * stride, rows * stride), rows,
+        columns, order,
+        weights.arena.view<std::byte>(offset, packed_bytes(item.target->layout, rows, columns)));
+  });
+  source_.release();
+  return weights;
+}
+
+}  // namespace pocket

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pocket/base/aligned_buffer.h"
+#include "pocket/base/thread_pool.h"
+#include "pocket/cpu/packed_matrix.h"
+#include "pocket/models/weight_source.h"
+
+namespace pocket {
+
+/// Order of a matrix's rows in the file relative to the order that the model computes in.
+struct RowOrder {
+  /// 0: as stored. Otherwise rows come in heads of `head_dim`, whose first `rotary_dims` rows are
+  /// stored pair by pair (interleaved RoPE) and are wanted as two halves (rotate-half RoPE).
+  std::size_t head_dim = 0;
+  std::size_t rotary_dims = 0;
+};
+
+/// All weights of a model in their packed form; matrices and vectors point into `arena`.
+struct PackedWeights {
+  AlignedBuffer arena;
+  std::size_t parameter_count = 0;
+};
+
+/// Collects what a model wants, checks it against the source, and packs everything once, in
+/// parallel, into one arena.
+///
+/// Usage: call `matrix` and `vector` for every weight (the targets must stay where they are), then
+/// `load`, which fills the targets. Errors: `Error(kBadFile)` for a missing or ill-shaped tensor,
+/// with its name and both shapes; `Error(kUnsupported)` from `load` if the source has a tensor that
+/// nobody asked for: a model that ignored a bias would be silently wrong.
+class WeightLoader {
+ public:
+  explicit WeightLoader(const WeightSource& source) : source_(source) {}
+
+  [[nodiscard]] bool has(std::string_view name) const { return source_.find(name).has_value(); }
+  void matrix(const std::string& name, std::size_t rows, std::size_t columns, PackedMatrix& target,
+              RowOrder order = {});
+  void vector(const std::string& name, std::size_t size, std::span<const float>& target);
+  /// Marks a tensor that is read elsewhere as known.
+  void known(const std::string& name) { known_.insert(name); }
+
+  [[nodiscard]] PackedWeights load(ThreadPool& pool);
+
+ private:
+  struct Matrix {
+    StoredTensor tensor;
+    PackedMatrix* target;
+    RowOrder order;
+    std::size_t offset;
+  };
+  struct Vector {
+    StoredTensor tensor;
+    std::span<const float>* target;
+    std::size_t offset;
+  };
+
+  StoredTensor require(const std::string& name, const std::vector<std::size_t>& shape);
+  void refuse_unknown_tensors() const;
+
+  const WeightSource& source_;
+  std::vector<Matrix> matrices_;
+  std::vector<Vector> vectors_;
+  std::set<std::string, std::less<>> known_;
+  std::size_t bytes_ = 0;
+  std::size_t parameters_ = 0;
+};
+
+}  // namespace pocket

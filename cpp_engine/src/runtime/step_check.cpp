@@ -1,0 +1,212 @@
+#include "pocket/runtime/step_check.h"
+
+#include <string>
+
+#include "pocket/base/error.h"
+
+namespace pocket {
+namespace {
+
+[[noreturn]] void fail(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+std::string at(const char* field, std::size_t index) {
+  return std::string(field) + "[" + std::to_string(index) + "]";
+}
+
+[[noreturn]] void out_of_range(const char* field, std::size_t index, std::int64_t value,
+                               std::size_t limit) {
+  fail(at(field, index) + ": got " + std::to_string(value) + "; must be from 0 to " +
+       std::to_string(limit - 1));
+}
+
+bool below(std::int32_t value, std::size_t limit) {
+  return value >= 0 && static_cast<std::size_t>(value) < limit;
+}
+
+void check_count(const char* what, std::size_t count, std::size_t limit, const char* option) {
+  if (count == 0 || count > limit) {
+    fail(std::string(what) + ": the step has " + std::to_string(count) + "; must be from 1 to " +
+         option + " (" + std::to_string(limit) + ")");
+  }
+}
+
+std::size_t blocks_for(std::size_t positions) {
+  return (positions + kKvBlockTokens - 1) / kKvBlockTokens;
+}
+
+}  // namespace
+
+StepChecker::StepChecker(const StepLimits& limits)
+    : limits_(limits), writer_(limits.num_blocks, 0) {
+  sequences_.reserve(limits.max_sequences);
+}
+
+std::span<const SequenceRows> StepChecker::check(const StepInput& input, const StepOutput& output) {
+  check_sequences(input);
+  check_rows(input, output);
+  check_blocks(input);
+  return sequences_;
+}
+
+void StepChecker::check_sequences(const StepInput& input) {
+  const std::size_t tokens = input.token_ids.size();
+  const std::size_t count = input.table_rows.size();
+  check_count("token_ids", tokens, limits_.max_batch_tokens, "max_batch_tokens");
+  check_count("table_rows", count, limits_.max_sequences, "max_sequences");
+  if (input.positions.size() != tokens) {
+    fail("positions: has " + std::to_string(input.positions.size()) + " entries for " +
+         std::to_string(tokens) + " tokens");
+  }
+  if (input.sequence_offsets.size() != count + 1) {
+    fail("sequence_offsets: has " + std::to_string(input.sequence_offsets.size()) +
+         " entries; must have one more than table_rows (" + std::to_string(count) + ")");
+  }
+  if (input.table_stride == 0 || input.block_tables.size() % input.table_stride != 0) {
+    fail("block_tables: " + std::to_string(input.block_tables.size()) +
+         " entries are no whole number of rows of " + std::to_string(input.table_stride));
+  }
+  for (std::size_t i = 0; i < tokens; ++i) {
+    if (!below(input.token_ids[i], limits_.vocab)) {
+      out_of_range("token_ids", i, input.token_ids[i], limits_.vocab);
+    }
+  }
+  if (input.sequence_offsets[0] != 0 ||
+      input.sequence_offsets[count] != static_cast<std::int64_t>(tokens)) {
+    fail("sequence_offsets: runs from " + std::to_string(input.sequence_offsets[0]) + " to " +
+         std::to_string(input.sequence_offsets[count]) + "; must run from 0 to the number of " +
+         "tokens (" + std::to_string(tokens) + ")");
+  }
+  const std::size_t tables = input.block_tables.size() / input.table_stride;
+  sequences_.clear();
+  for (std::size_t s = 0; s < count; ++s) {
+    const std::int32_t begin = input.sequence_offsets[s];
+    const std::int32_t end = input.sequence_offsets[s + 1];
+    if (begin >= end || end > static_cast<std::int64_t>(tokens)) {
+      fail(at("sequence_offsets", s + 1) + ": got " + std::to_string(end) + " after " +
+           std::to_string(begin) + "; every sequence needs at least one token");
+    }
+    const auto first_row = static_cast<std::size_t>(begin);
+    const auto rows = static_cast<std::size_t>(end - begin);
+    const std::int32_t first = input.positions[first_row];
+    for (std::size_t i = 0; i < rows; ++i) {
+      const std::int32_t position = input.positions[first_row + i];
+      if (!below(position, limits_.max_context)) {
+        out_of_range("positions", first_row + i, position, limits_.max_context);
+      }
+      if (position - first != static_cast<std::int64_t>(i)) {
+        fail(at("positions", first_row + i) + ": got " + std::to_string(position) +
+             "; a sequence's positions are consecutive and this one's start at " +
+             std::to_string(first));
+      }
+    }
+    if (!below(input.table_rows[s], tables)) {
+      out_of_range("table_rows", s, input.table_rows[s], tables);
+    }
+    const std::size_t needed = blocks_for(static_cast<std::size_t>(first) + rows);
+    if (needed > input.table_stride) {
+      fail("block_tables: sequence " + std::to_string(s) + " reaches position " +
+           std::to_string(static_cast<std::size_t>(first) + rows - 1) + " and needs " +
+           std::to_string(needed) + " blocks; rows have " + std::to_string(input.table_stride));
+    }
+    sequences_.push_back(
+        {.first_row = first_row,
+         .rows = rows,
+         .first_position = static_cast<std::size_t>(first),
+         .blocks = input.block_tables.data() +
+                   static_cast<std::size_t>(input.table_rows[s]) * input.table_stride});
+  }
+}
+
+void StepChecker::check_rows(const StepInput& input, const StepOutput& output) const {
+  const std::size_t rows = input.logits_rows.size();
+  for (std::size_t i = 0; i < rows; ++i) {
+    if (!below(input.logits_rows[i], input.token_ids.size())) {
+      out_of_range("logits_rows", i, input.logits_rows[i], input.token_ids.size());
+    }
+  }
+  if (rows > input.token_ids.size()) {
+    fail("logits_rows: has " + std::to_string(rows) + " entries for " +
+         std::to_string(input.token_ids.size()) + " tokens");
+  }
+  if (input.sample_vocab > limits_.vocab) {
+    fail("sample_vocab: got " + std::to_string(input.sample_vocab) + "; the model has " +
+         std::to_string(limits_.vocab) + " logits");
+  }
+  if (input.sampling.empty()) {
+    if (output.logits.size() != rows * limits_.vocab) {
+      fail("logits: room for " + std::to_string(output.logits.size()) + " values; " +
+           std::to_string(rows) + " rows of " + std::to_string(limits_.vocab) + " are wanted");
+    }
+    return;
+  }
+  if (input.sampling.size() != rows || output.sampled.size() != rows) {
+    fail("sampling: " + std::to_string(input.sampling.size()) + " parameter sets and room for " +
+         std::to_string(output.sampled.size()) + " tokens; logits_rows has " +
+         std::to_string(rows));
+  }
+  for (std::size_t i = 0; i < rows; ++i) {
+    try {
+      validate_sampling(input.sampling[i]);
+    } catch (const Error& error) {
+      throw Error(error.code(), at("sampling", i) + "." + error.what());
+    }
+  }
+}
+
+void StepChecker::check_blocks(const StepInput& input) {
+  const auto written = [](const SequenceRows& sequence) {
+    return std::pair{sequence.first_position / kKvBlockTokens,
+                     blocks_for(sequence.first_position + sequence.rows)};
+  };
+  const auto clear = [&] {
+    for (const SequenceRows& sequence : sequences_) {
+      const auto [begin, end] = written(sequence);
+      for (std::size_t j = begin; j < end; ++j) {
+        if (below(sequence.blocks[j], limits_.num_blocks)) {
+          writer_[static_cast<std::size_t>(sequence.blocks[j])] = 0;
+        }
+      }
+    }
+  };
+  try {
+    for (std::size_t s = 0; s < sequences_.size(); ++s) {
+      const SequenceRows& sequence = sequences_[s];
+      const auto [begin, end] = written(sequence);
+      for (std::size_t j = 0; j < end; ++j) {
+        if (!below(sequence.blocks[j], limits_.num_blocks)) {
+          fail("block_tables[" + std::to_string(input.table_rows[s]) + "][" + std::to_string(j) +
+               "]: got " + std::to_string(sequence.blocks[j]) + "; must be from 0 to " +
+               std::to_string(limits_.num_blocks - 1));
+        }
+      }
+      for (std::size_t j = begin; j < end; ++j) {
+        std::int32_t& writer = writer_[static_cast<std::size_t>(sequence.blocks[j])];
+        if (writer != 0) {
+          fail("block_tables: sequences " + std::to_string(writer - 1) + " and " +
+               std::to_string(s) + " both write block " + std::to_string(sequence.blocks[j]));
+        }
+        writer = static_cast<std::int32_t>(s + 1);
+      }
+    }
+    for (std::size_t s = 0; s < sequences_.size(); ++s) {
+      const SequenceRows& sequence = sequences_[s];
+      const std::size_t end = written(sequence).second;
+      for (std::size_t j = 0; j < end; ++j) {
+        const std::int32_t writer = writer_[static_cast<std::size_t>(sequence.blocks[j])];
+        if (writer != 0 && writer != static_cast<std::int32_t>(s + 1)) {
+          fail("block_tables: sequence " + std::to_string(s) + " reads block " +
+               std::to_string(sequence.blocks[j]) + ", which sequence " +
+               std::to_string(writer - 1) + " writes in this step");
+        }
+      }
+    }
+  } catch (...) {
+    clear();
+    throw;
+  }
+  clear();
+}
+
+}  // namespace pocket

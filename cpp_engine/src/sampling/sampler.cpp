@@ -1,0 +1,158 @@
+#include "pocket/sampling/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "candidates.h"
+#include "pocket/base/error.h"
+#include "pocket/sampling/philox.h"
+#include "softmax.h"
+
+namespace pocket {
+namespace {
+
+// First guess at how many candidates hold top_p of the weight; grown until they do.
+constexpr std::size_t kNucleusGuess = 256;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+void require(bool ok, const char* field, double value, const char* remedy) {
+  if (!ok) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string(field) + ": got " + std::to_string(value) + "; " + remedy);
+  }
+}
+
+double sum_in_order(std::span<const float> values) {
+  double sum = 0.0;
+  for (const float value : values) {
+    sum += value;
+  }
+  return sum;
+}
+
+// Length of the shortest prefix that sums to `wanted` or more; everything if none does.
+std::size_t prefix_reaching(std::span<const float> weights, double wanted) {
+  double cumulative = 0.0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    cumulative += weights[i];
+    if (cumulative >= wanted) {
+      return i + 1;
+    }
+  }
+  return weights.size();
+}
+
+double uniform(const SamplingParams& params) {
+  return philox_uniform(params.seed, params.token_index, RandomStream::kSampling);
+}
+
+}  // namespace
+
+void validate_sampling(const SamplingParams& params) {
+  require(std::isfinite(params.temperature) && params.temperature >= 0.0F, "temperature",
+          params.temperature, "must be finite and not negative");
+  require(params.top_k >= 0, "top_k", params.top_k, "must be 0 (off) or positive");
+  require(params.top_p > 0.0F && params.top_p <= 1.0F, "top_p", params.top_p,
+          "must be above 0 and at most 1");
+  require(params.min_p >= 0.0F && params.min_p <= 1.0F, "min_p", params.min_p,
+          "must be from 0 to 1");
+}
+
+Sampler::Sampler(const KernelTable& kernels, std::size_t vocab_size)
+    : kernels_(&kernels), weights_(vocab_size) {
+  candidates_.reserve(vocab_size);
+}
+
+SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams& params) {
+  const std::size_t best = kernels_->argmax(logits.data(), logits.size());
+  if (best >= logits.size() || !std::isfinite(logits[best])) {
+    return {.token = -1, .logprob = kNan};
+  }
+  const float max = logits[best];
+  std::int32_t token = static_cast<std::int32_t>(best);
+  if (params.temperature > kGreedyTemperature) {
+    const bool ranked =
+        params.top_p < 1.0F ||
+        (params.top_k > 0 && static_cast<std::size_t>(params.top_k) < logits.size());
+    token = ranked ? draw_by_rank(logits, max, params) : draw_by_id(logits, max, params);
+  }
+  float logprob = kNan;
+  if (params.logprob) {
+    logprob = static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(token)]) -
+                                 log_sum_exp(logits, max));
+  }
+  return {.token = token, .logprob = logprob};
+}
+
+std::int32_t Sampler::draw_by_id(std::span<const float> logits, float max,
+                                 const SamplingParams& params) {
+  const std::span<float> weights = std::span(weights_).first(logits.size());
+  softmax_weights(logits, max, params.temperature, weights);
+  for (float& weight : weights) {
+    weight = weight < params.min_p ? 0.0F : weight;
+  }
+  const double target = uniform(params) * sum_in_order(weights);
+  double cumulative = 0.0;
+  std::size_t last = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] > 0.0F) {
+      last = i;
+      cumulative += weights[i];
+      if (cumulative > target) {
+        break;
+      }
+    }
+  }
+  return static_cast<std::int32_t>(last);
+}
+
+std::int32_t Sampler::draw_by_rank(std::span<const float> logits, float max,
+                                   const SamplingParams& params) {
+  std::span<float> weights = rank(logits, max, params);
+  // Weights fall along the candidates, so min-p cuts a suffix; the first weighs 1 and stays.
+  while (weights.size() > 1 && weights.back() < params.min_p) {
+    weights = weights.first(weights.size() - 1);
+  }
+  const double target = uniform(params) * sum_in_order(weights);
+  double cumulative = 0.0;
+  std::size_t chosen = 0;
+  for (std::size_t i = 0; i < weights.size() && weights[i] > 0.0F; ++i) {
+    chosen = i;
+    cumulative += weights[i];
+    if (cumulative > target) {
+      break;
+    }
+  }
+  return candidates_[chosen].token;
+}
+
+std::span<float> Sampler::rank(std::span<const float> logits, float max,
+                               const SamplingParams& params) {
+  const std::size_t n = logits.size();
+  const auto select = [&](std::size_t count) {
+    select_top(logits, count, candidates_);
+    for (std::size_t i = 0; i < count; ++i) {
+      weights_[i] = exp_nonpositive((candidates_[i].logit - max) / params.temperature);
+    }
+    return std::span(weights_).first(count);
+  };
+  if (params.top_k > 0 && static_cast<std::size_t>(params.top_k) < n) {
+    const std::span<float> weights = select(static_cast<std::size_t>(params.top_k));
+    const double wanted = params.top_p * sum_in_order(weights);
+    return params.top_p < 1.0F ? weights.first(prefix_reaching(weights, wanted)) : weights;
+  }
+  softmax_weights(logits, max, params.temperature, std::span(weights_).first(n));
+  const double wanted = params.top_p * fixed_order_sum(std::span(weights_).first(n));
+  for (std::size_t guess = kNucleusGuess;; guess *= 8) {
+    const std::span<float> weights = select(std::min(guess, n));
+    const std::size_t kept = prefix_reaching(weights, wanted);
+    if (kept < weights.size() || weights.size() == n) {
+      return weights.first(kept);
+    }
+  }
+}
+
+}  // namespace pocket

@@ -1,0 +1,62 @@
+#include "softmax.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace pocket {
+namespace {
+
+constexpr std::size_t kLanes = 16;
+constexpr std::size_t kRun = 256;  // short enough for float partial sums to lose nothing that shows
+
+double run_sum(std::span<const float> run) {
+  std::array<float, kLanes> lanes{};
+  std::size_t i = 0;
+  for (; i + kLanes <= run.size(); i += kLanes) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] += run[i + lane];
+    }
+  }
+  for (std::size_t lane = 0; i < run.size(); ++i, ++lane) {
+    lanes[lane] += run[i];
+  }
+  double sum = 0.0;
+  for (const float lane : lanes) {
+    sum += lane;
+  }
+  return sum;
+}
+
+}  // namespace
+
+void softmax_weights(std::span<const float> logits, float max, float temperature,
+                     std::span<float> weights) {
+  const float* x = logits.data();
+  float* y = weights.data();
+  const std::size_t n = logits.size();
+  for (std::size_t i = 0; i < n; ++i) {
+    y[i] = exp_nonpositive((x[i] - max) / temperature);
+  }
+}
+
+double fixed_order_sum(std::span<const float> values) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < values.size(); i += kRun) {
+    sum += run_sum(values.subspan(i, std::min(kRun, values.size() - i)));
+  }
+  return sum;
+}
+
+double log_sum_exp(std::span<const float> logits, float max) {
+  double sum = 0.0;
+  std::array<float, kRun> run;
+  for (std::size_t i = 0; i < logits.size(); i += kRun) {
+    const std::size_t n = std::min(kRun, logits.size() - i);
+    softmax_weights(logits.subspan(i, n), max, 1.0F, run);
+    sum += run_sum(std::span(run).first(n));
+  }
+  return static_cast<double>(max) + std::log(sum);
+}
+
+}  // namespace pocket

@@ -1,0 +1,86 @@
+#include "candidates.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "softmax.h"
+
+namespace pocket {
+namespace {
+
+std::vector<Candidate> sorted(const std::vector<float>& logits) {
+  std::vector<Candidate> all;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    all.push_back({logits[i], static_cast<std::int32_t>(i)});
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.logit > b.logit; });
+  return all;
+}
+
+TEST_CASE("select_top equals a stable sort, ties and infinities included") {
+  std::mt19937 random(11);
+  for (const std::size_t n : {1U, 2U, 31U, 32U, 33U, 500U, 3000U}) {
+    for (const int kind : {0, 1, 2}) {
+      std::vector<float> logits(n);
+      for (float& x : logits) {
+        x = kind == 0   ? std::normal_distribution<float>(0, 3)(random)
+            : kind == 1 ? static_cast<float>(random() % 5)  // many ties
+                        : 1.0F;
+      }
+      if (kind == 1 && n > 2) {
+        logits[n / 2] = -std::numeric_limits<float>::infinity();
+      }
+      const auto expected = sorted(logits);
+      for (const std::size_t k :
+           {std::size_t{1}, std::size_t{2}, std::size_t{7}, n / 2, n, n + 5}) {
+        if (k == 0) {
+          continue;
+        }
+        std::vector<Candidate> got;
+        got.reserve(n);
+        select_top(logits, k, got);
+        REQUIRE(got.size() == std::min(k, n));
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          REQUIRE(got[i].token == expected[i].token);
+          REQUIRE(got[i].logit == expected[i].logit);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("exp_nonpositive agrees with libm to 2e-7") {
+  CHECK(exp_nonpositive(0.0F) == 1.0F);
+  CHECK(exp_nonpositive(-std::numeric_limits<float>::infinity()) == 0.0F);
+  CHECK(exp_nonpositive(-88.0F) == 0.0F);
+  for (float x = 0.0F; x > -87.0F; x -= 0.00731F) {
+    const double exact = std::exp(static_cast<double>(x));
+    REQUIRE(std::abs(exp_nonpositive(x) - exact) <= 2e-7 * exact);
+  }
+}
+
+TEST_CASE("log_sum_exp agrees with double arithmetic") {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0, 4);
+  for (const std::size_t n : {1U, 5U, 255U, 256U, 257U, 5000U}) {
+    std::vector<float> x(n);
+    for (float& value : x) {
+      value = normal(random);
+    }
+    const float max = *std::max_element(x.begin(), x.end());
+    double sum = 0.0;
+    for (const float value : x) {
+      sum += std::exp(static_cast<double>(value) - max);
+    }
+    CHECK(log_sum_exp(x, max) == doctest::Approx(max + std::log(sum)).epsilon(1e-7));
+  }
+}
+
+}  // namespace
+}  // namespace pocket
