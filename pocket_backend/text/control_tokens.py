@@ -15,10 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-
-from tokenizers import AddedToken
+from typing import TYPE_CHECKING
 
 from pocket_backend.api.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
 
 NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 """Code points that Unicode reserves for internal use and no text should hold."""

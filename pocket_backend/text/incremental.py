@@ -117,13 +117,13 @@ class IncrementalDetokenizer:
         data = table[token_id] if 0 <= token_id < len(table) else b""
         self._tokens.append(token_id)
         self._sizes.append(len(data))
-        if not data:
-            return data
-        if self._at_start:
+        if data and self._at_start:
             self._at_start = False
             if self._strip and data[0] == 0x20:
                 self._begin = 1
                 data = data[1:]
+        if not data:
+            return data
         self._pending += data
         tail = self._incomplete + data
         if tail[-1] < 0x80:
