@@ -1,9 +1,33 @@
-#include "tables.h"
+#define POCKET_ISA avx512
+// The order matters: the kernels are written over the lanes of the first file.
+// clang-format off
+#include "vec16_avx512-inl.h"
+#include "vector_kernels-inl.h"
+#include "attention-inl.h"
+#include "float_matmul-inl.h"
+#include "matmul_q8_avx512-inl.h"
+#include "matmul_q8_driver-inl.h"
+// clang-format on
 
 namespace pocket {
 
 const KernelTable& avx512_table() noexcept {
-  return scalar_table();
+  using namespace avx512;
+  static constexpr KernelTable kTable{
+      .isa = Isa::kAvx512,
+      .matmul_q8 = matmul_q8,
+      .matmul_f32 = matmul_f32,
+      .unpack_row = unpack_packed_row,
+      .quantise_rows = quantise_rows,
+      .rms_norm = rms_norm,
+      .rope = rope,
+      .silu_mul = silu_mul,
+      .add = add_to,
+      .kv_write = kv_write,
+      .attention = attention,
+      .argmax = argmax,
+  };
+  return kTable;
 }
 
 }  // namespace pocket

@@ -1,0 +1,107 @@
+// Integer matmul with VPDPBUSD: 16 outputs x 4 columns per instruction. The order of the float
+// operations is the oracle's (matmul_q8_scalar-inl.h).
+//
+// A tile is kRows activation rows by one panel. Per block the codes are unpacked once, vector by
+// vector, and meet every row's 4-byte group, which the dot product broadcasts from memory. So a
+// block takes 8 kRows independent-by-row dot products, and 3 or 4 float operations per row.
+
+#include <immintrin.h>
+
+#include "activation_tile-inl.h"
+#include "pocket/cpu/kernels.h"
+#include "tables.h"
+
+namespace pocket::POCKET_ISA {
+namespace {
+
+/// 2 x 12 accumulators (integer and float), scales and codes fill the 32 registers.
+constexpr std::size_t kMaxTileRows = 12;
+/// Code vector `group` (0..7) of a block: 16 rows x columns 4 group .. 4 group + 3, as u8.
+template <PackedLayout kLayout>
+inline __m512i load_codes(const std::uint8_t* codes, std::size_t group) {
+  if constexpr (!kNibbleCodes<kLayout>) {
+    return _mm512_load_si512(codes + group * 64);
+  } else {
+    const __m512i nibbles = _mm512_load_si512(codes + group % 4 * 64);
+    const __m512i low = _mm512_set1_epi8(15);
+    return group < 4 ? _mm512_and_si512(nibbles, low)
+                     : _mm512_and_si512(_mm512_srli_epi16(nibbles, 4), low);
+  }
+}
+
+inline __m512i broadcast_group(const std::int8_t* q) {
+  std::int32_t group;
+  __builtin_memcpy(&group, q, sizeof group);
+  return _mm512_set1_epi32(group);
+}
+
+template <PackedLayout kLayout, std::size_t kRows>
+void q8_tile(const std::uint8_t* scales, const std::uint8_t* codes, const ActivationTile& x,
+             float* y, std::size_t ldy) {
+  // A row's codes are 8 times as far apart as its floats: one offset register serves both.
+  const auto* q = x.q;
+  const auto* scale = reinterpret_cast<const std::uint8_t*>(x.scale);
+  const auto* scaled_sum = reinterpret_cast<const std::uint8_t*>(x.scaled_sum);
+  const auto* sum = reinterpret_cast<const std::uint8_t*>(x.sum);
+  std::size_t row_offset[kRows];
+  for (std::size_t r = 0; r < kRows; ++r) {
+    row_offset[r] = r * x.blocks * sizeof(float);
+  }
+  const auto float_at = [](const std::uint8_t* at) {
+    float value;
+    __builtin_memcpy(&value, at, sizeof value);
+    return _mm512_set1_ps(value);
+  };
+
+  __m512 acc[kRows];
+  for (std::size_t r = 0; r < kRows; ++r) {
+    acc[r] = _mm512_setzero_ps();
+  }
+  for (std::size_t block = 0; block < x.blocks; ++block) {
+    __m512i dot[kRows];
+#pragma GCC unroll 16
+    for (std::size_t r = 0; r < kRows; ++r) {
+      dot[r] = _mm512_setzero_si512();
+    }
+#pragma GCC unroll 8
+    for (std::size_t group = 0; group < 8; ++group) {
+      const __m512i w = load_codes<kLayout>(codes, group);
+#pragma GCC unroll 16
+      for (std::size_t r = 0; r < kRows; ++r) {
+        dot[r] = _mm512_dpbusd_epi32(dot[r], w, broadcast_group(q + 8 * row_offset[r] + 4 * group));
+      }
+    }
+    const __m512 d = _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(scales)));
+#pragma GCC unroll 16
+    for (std::size_t r = 0; r < kRows; ++r) {
+      if constexpr (!kHasMin<kLayout>) {
+        constexpr int kShift = kNibbleCodes<kLayout> ? 3 : 7;
+        std::int32_t total;
+        __builtin_memcpy(&total, sum + row_offset[r], sizeof total);
+        dot[r] = _mm512_sub_epi32(dot[r], _mm512_slli_epi32(_mm512_set1_epi32(total), kShift));
+      }
+      const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r]), d);
+      acc[r] = _mm512_fmadd_ps(scaled, float_at(scale + row_offset[r]), acc[r]);
+    }
+    if constexpr (kHasMin<kLayout>) {
+      const __m512 m =
+          _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(scales + 32)));
+#pragma GCC unroll 16
+      for (std::size_t r = 0; r < kRows; ++r) {
+        acc[r] = _mm512_fmadd_ps(m, float_at(scaled_sum + row_offset[r]), acc[r]);
+      }
+    }
+    scales += kHasMin<kLayout> ? 64 : 32;
+    codes += kNibbleCodes<kLayout> ? 256 : 512;
+    q += kQuantBlock;
+    scale += sizeof(float);
+    scaled_sum += sizeof(float);
+    sum += sizeof(float);
+  }
+  for (std::size_t r = 0; r < kRows; ++r) {
+    _mm512_storeu_ps(y + r * ldy, acc[r]);
+  }
+}
+
+}  // namespace
+}  // namespace pocket::POCKET_ISA

@@ -1,0 +1,220 @@
+#include <doctest/doctest.h>
+
+#include "support.h"
+
+using namespace pocket;
+using namespace pocket::test;
+
+namespace {
+
+/// One KV head's cache of `length` positions behind a shuffled block table. Blocks that the table
+/// does not name, and slots past `length`, are filled with NaN.
+class Cache {
+ public:
+  Cache(KvDType type, std::size_t length, std::size_t head_dim, unsigned seed)
+      : type_(type), length_(length), head_dim_(head_dim) {
+    const std::size_t blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
+    block_elements_ = head_dim * kKvBlockTokens;
+    storage_.resize((2 * blocks + 1) * 2 * block_elements_ * element(), std::byte{0xff});
+    for (std::size_t i = 0; i < blocks; ++i) {
+      table_.push_back(static_cast<std::int32_t>(2 * ((i * 5 + 3) % blocks) + 1));
+    }
+    if (blocks % 5 == 0) {  // 5 i is no permutation then
+      for (std::size_t i = 0; i < blocks; ++i) {
+        table_[i] = static_cast<std::int32_t>(2 * (blocks - 1 - i) + 1);
+      }
+    }
+    k_ = random_floats(length * head_dim, seed);
+    v_ = random_floats(length * head_dim, seed + 1);
+    for (std::size_t t = 0; t < length; ++t) {
+      write(kernel_table(Isa::kScalar), t);
+    }
+  }
+
+  void write(const KernelTable& table, std::size_t t) {
+    std::byte* block = storage_.data() + static_cast<std::size_t>(table_[t / kKvBlockTokens]) * 2 *
+                                             block_elements_ * element();
+    table.kv_write(type_, &k_[t * head_dim_], &v_[t * head_dim_], head_dim_, t % kKvBlockTokens,
+                   block, block + block_elements_ * element());
+  }
+
+  [[nodiscard]] AttentionTile tile(std::size_t rows, std::size_t group,
+                                   std::size_t first_position) const {
+    AttentionTile tile{};
+    tile.row_stride = group * head_dim_ + 3;
+    tile.rows = rows;
+    tile.group = group;
+    tile.head_dim = head_dim_;
+    tile.first_position = first_position;
+    tile.scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
+    tile.k_base = storage_.data();
+    tile.v_base = storage_.data() + block_elements_ * element();
+    tile.block_stride = 2 * block_elements_;
+    tile.block_table = table_.data();
+    return tile;
+  }
+
+  [[nodiscard]] double k(std::size_t t, std::size_t d) const { return stored(k_, t, d); }
+  [[nodiscard]] double v(std::size_t t, std::size_t d) const { return stored(v_, t, d); }
+  void poison_value(std::size_t t) {
+    v_[t * head_dim_] = std::nanf("");
+    write(kernel_table(Isa::kScalar), t);
+  }
+  [[nodiscard]] const std::vector<std::byte>& storage() const { return storage_; }
+
+ private:
+  [[nodiscard]] std::size_t element() const { return type_ == KvDType::kF32 ? 4 : 2; }
+  [[nodiscard]] double stored(const std::vector<float>& x, std::size_t t, std::size_t d) const {
+    const float value = x[t * head_dim_ + d];
+    return type_ == KvDType::kF32 ? value : half_to_float(float_to_half(value));
+  }
+
+  KvDType type_;
+  std::size_t length_, head_dim_, block_elements_ = 0;
+  std::vector<std::byte> storage_;
+  std::vector<std::int32_t> table_;
+  std::vector<float> k_, v_;
+};
+
+std::vector<float> attend(const KernelTable& table, KvDType type, AttentionTile tile,
+                          std::span<const float> query) {
+  std::vector<float> out(query.size(), 55.0f);
+  std::vector<float> scratch(attention_scratch_floats(tile.rows, tile.group, tile.head_dim));
+  tile.query = query.data();
+  tile.out = out.data();
+  tile.scratch = scratch.data();
+  table.attention(type, tile);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("kv_write: every table writes the same bytes") {
+  for (const KvDType type : {KvDType::kF32, KvDType::kF16}) {
+    for (const std::size_t head_dim : {16u, 64u, 128u}) {
+      Cache cache(type, 40, head_dim, 5);
+      const std::vector<std::byte> expected = cache.storage();
+      for (const KernelTable* table : vector_tables()) {
+        for (std::size_t t = 0; t < 40; ++t) {
+          cache.write(*table, t);
+        }
+        CHECK(cache.storage() == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("attention: the scalar table agrees with a softmax in double precision") {
+  const KernelTable& scalar = kernel_table(Isa::kScalar);
+  for (const KvDType type : {KvDType::kF32, KvDType::kF16}) {
+    for (const std::size_t length : {1u, 15u, 16u, 17u, 255u, 256u, 257u, 600u}) {
+      constexpr std::size_t kDim = 32;
+      constexpr std::size_t kGroup = 3;
+      const Cache cache(type, length, kDim, 7);
+      const AttentionTile tile = cache.tile(1, kGroup, length - 1);
+      const std::vector<float> query = random_floats(tile.row_stride, 3, 2.0f);
+      const std::vector<float> out = attend(scalar, type, tile, query);
+      for (std::size_t head = 0; head < kGroup; ++head) {
+        std::vector<double> weights(length);
+        double sum = 0;
+        for (std::size_t t = 0; t < length; ++t) {
+          double score = 0;
+          for (std::size_t d = 0; d < kDim; ++d) {
+            score += query[head * kDim + d] * cache.k(t, d);
+          }
+          weights[t] = std::exp(score * static_cast<double>(tile.scale));
+          sum += weights[t];
+        }
+        for (std::size_t d = 0; d < kDim; ++d) {
+          double expected = 0;
+          for (std::size_t t = 0; t < length; ++t) {
+            expected += weights[t] / sum * cache.v(t, d);
+          }
+          CHECK(std::abs(out[head * kDim + d] - expected) < 3e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("attention: every table gives the oracle's bits, alone and in tiles") {
+  const KernelTable& scalar = kernel_table(Isa::kScalar);
+  struct Shape {
+    std::size_t length, head_dim, group;
+  };
+  for (const KvDType type : {KvDType::kF32, KvDType::kF16}) {
+    for (const Shape& s : {Shape{1, 64, 3},
+                           {15, 64, 3},
+                           {16, 32, 1},
+                           {17, 64, 4},
+                           {100, 80, 2},
+                           {255, 64, 3},
+                           {256, 128, 1},
+                           {257, 64, 3},
+                           {280, 48, 7},
+                           {600, 64, 3},
+                           {530, 256, 2}}) {
+      const Cache cache(type, s.length, s.head_dim, 13);
+      const std::size_t rows = std::min<std::size_t>(s.length, 19);
+      const std::size_t first = s.length - rows;
+      const AttentionTile whole = cache.tile(rows, s.group, first);
+      const std::vector<float> query = random_floats(rows * whole.row_stride, 3, 2.0f);
+      const auto row_of = [&](std::span<const float> all, std::size_t row, std::size_t count) {
+        return all.subspan(row * whole.row_stride, count * whole.row_stride);
+      };
+      // The oracle computes each row alone.
+      std::vector<float> expected;
+      for (std::size_t row = 0; row < rows; ++row) {
+        const std::vector<float> out =
+            attend(scalar, type, cache.tile(1, s.group, first + row), row_of(query, row, 1));
+        expected.insert(expected.end(), out.begin(), out.end());
+      }
+      for (const KernelTable* table : all_tables()) {
+        for (const std::size_t step : {std::size_t{1}, std::size_t{2}, std::size_t{5}, rows}) {
+          for (std::size_t row = 0; row < rows; row += step) {
+            const std::size_t count = std::min(step, rows - row);
+            const std::vector<float> out = attend(
+                *table, type, cache.tile(count, s.group, first + row), row_of(query, row, count));
+            const long at = first_difference(out, row_of(expected, row, count));
+            CHECK_MESSAGE(at == -1, isa_name(table->isa)
+                                        << " length " << s.length << " head_dim " << s.head_dim
+                                        << " step " << step << " row " << row << " at " << at);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("attention: a NaN at a later position does not reach earlier rows of the tile") {
+  for (const KvDType type : {KvDType::kF32, KvDType::kF16}) {
+    for (const std::size_t length : {20u, 260u}) {
+      Cache cache(type, length, 64, 3);
+      const AttentionTile tile = cache.tile(8, 2, length - 8);
+      const std::vector<float> query = random_floats(8 * tile.row_stride, 5);
+      const std::vector<float> clean = attend(kernel_table(Isa::kScalar), type, tile, query);
+      cache.poison_value(length - 3);  // row 5
+      for (const KernelTable* table : all_tables()) {
+        const std::vector<float> out = attend(*table, type, tile, query);
+        for (std::size_t row = 0; row < 8; ++row) {
+          const auto at = row * tile.row_stride;
+          CHECK((row < 5 ? out[at] == clean[at] : std::isnan(out[at])));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("attention: large scores neither overflow nor lose the sum") {
+  for (const KernelTable* table : all_tables()) {
+    const Cache cache(KvDType::kF32, 300, 64, 21);
+    AttentionTile tile = cache.tile(1, 1, 299);
+    tile.scale = 40.0f;
+    const std::vector<float> out =
+        attend(*table, KvDType::kF32, tile, random_floats(tile.row_stride, 2, 3.0f));
+    for (std::size_t d = 0; d < 64; ++d) {
+      CHECK(std::isfinite(out[d]));
+      CHECK(std::abs(out[d]) < 6.0f);
+    }
+  }
+}
