@@ -14,11 +14,11 @@ import numpy as np
 
 from pocket_backend.api import InvalidRequestError, PocketLLMError
 from pocket_backend.observability.logging import configure_logging, get_logger, log_event
-from pocket_backend.text import chunk_text, load_tokenizer
+from pocket_backend.text import chunk_text
 from pocket_backend.triton import codec
 from pocket_backend.triton.control import cancel_stream
 from pocket_backend.triton.responses import error_response
-from pocket_backend.triton.settings import engine_args, environment_of, tokenizer_source
+from pocket_backend.triton.settings import engine_args, environment_of, model_tokenizer
 
 _log = get_logger("triton.detokenizer")
 
@@ -29,8 +29,8 @@ class DetokenizerModel:
     def __init__(self, pb_utils: Any, args: dict[str, str]) -> None:
         configure_logging()
         self._pb = pb_utils
-        source = tokenizer_source(engine_args(environment_of(args["model_config"])))
-        self._token_bytes = load_tokenizer(*source).token_bytes
+        arguments = engine_args(environment_of(args["model_config"]))
+        self._token_bytes = model_tokenizer(arguments).token_bytes
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]

@@ -118,7 +118,8 @@ class GeneratorModel:
 
     def _on_engine_thread(self, function: Callable[[], None]) -> None:
         """Run ``function`` on the one sending thread; on this one if that thread is no more."""
-        self._engine.post(function)
+        if not self._engine.post(function):
+            function()
 
     # --- engine thread ----------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ from pocket_backend.triton.installation import (
 )
 from pocket_backend.triton.ports import Ports, resolve
 from pocket_backend.triton.server_log import failure_lines, load_failure
+from pocket_backend.triton.settings import FAKE_MODEL
 from pocket_backend.triton.shm import (
     check_free_space,
     clean_stale_servers,
@@ -48,6 +49,8 @@ from pocket_backend.triton.shm import (
 
 ENSEMBLE = "pocketllm"
 ADMIN_HEADER = "pocketllm-admin"
+_ERROR_GRACE = 5.0
+"""Seconds that a server which answers with errors gets to recover."""
 _ADMIN_APIS = "model-repository,shared-memory,logging,trace"
 
 
@@ -213,7 +216,6 @@ class TritonServer:
             f"--http-restricted-api={admin}",
             f"--grpc-restricted-protocol={admin}",
             "--allow-gpu-metrics=false",
-            "--pinned-memory-pool-byte-size=0",
             f"--exit-timeout-secs={max(1, int(options.stop_timeout) - 2)}",
             f"--log-verbose={options.log_verbose}",
             *options.extra_args,
@@ -223,7 +225,7 @@ class TritonServer:
         self, installation: TritonInstallation, libpython_dirs: tuple[Path, ...]
     ) -> dict[str, str]:
         environment = {**os.environ, **self.options.environment}
-        environment["POCKETLLM_MODEL"] = str(Path(self.options.model).expanduser().resolve())
+        environment["POCKETLLM_MODEL"] = self._model_path()
         libraries = [*map(str, installation.library_dirs), *map(str, libpython_dirs)]
         environment["LD_LIBRARY_PATH"] = _join_paths(libraries, environment.get("LD_LIBRARY_PATH"))
         # An embedded interpreter takes its prefix from the `python3` that it finds on PATH.
@@ -235,9 +237,15 @@ class TritonServer:
         environment["PYTHONUNBUFFERED"] = "1"
         return environment
 
+    def _model_path(self) -> str:
+        model = self.options.model
+        return model if model == FAKE_MODEL else str(Path(model).expanduser().resolve())
+
     def _wait_until_serving(self) -> None:
+        """HTTP opens when the models are loaded, so an HTTP error soon after that is not a wait."""
         deadline = time.monotonic() + self.options.start_timeout
         last_error = "no answer yet"
+        answered = False
         while time.monotonic() < deadline:
             assert self._guardian is not None
             if self._guardian.poll() is not None:
@@ -246,14 +254,17 @@ class TritonServer:
                 self.probe()
             except urllib.error.HTTPError as error:
                 last_error = error.read(2000).decode(errors="replace").strip()
+                if not answered:
+                    answered = True
+                    deadline = min(deadline, time.monotonic() + _ERROR_GRACE)
             except OSError as error:
                 last_error = str(error)
             else:
                 return
             time.sleep(0.05)
         raise ConfigurationError(
-            f"the server did not answer an inference within {self.options.start_timeout:.0f} s; "
-            f"last answer: {last_error}; server log:\n{failure_lines(self._read_log())}"
+            f"the server started but did not answer an inference; last answer: {last_error}; "
+            f"server log:\n{failure_lines(self._read_log())}"
         )
 
     def _startup_failure(self) -> Exception:
@@ -266,6 +277,10 @@ class TritonServer:
             f"the Triton server ended during start-up (status {self._guardian.returncode}); "
             f"its log says:\n{failure_lines(log)}"
         )
+
+    def failure_lines(self) -> str:
+        """The lines of the server's log that say what went wrong."""
+        return failure_lines(self._read_log())
 
     def _read_log(self) -> str:
         path = self.log_path
@@ -303,6 +318,8 @@ def find_model_repository() -> Path:
 
 def check_model_file(model: str) -> None:
     """Raises ConfigurationError unless ``model`` names a readable file."""
+    if model == FAKE_MODEL:
+        return
     path = Path(model).expanduser()
     if path.is_dir():
         raise ConfigurationError(f"model: {path} is a directory; give the path of a GGUF file")

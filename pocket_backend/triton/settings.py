@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pocket_backend.api import ConfigurationError, EngineArgs
+from pocket_backend.engine.build import build_tokenizer
+from pocket_backend.text import Tokenizer, load_tokenizer
 
 FAKE_MODEL = "fake"
 _PREFIX = "POCKETLLM_"
@@ -42,7 +44,7 @@ def engine_args(environment: Mapping[str, str]) -> EngineArgs:
         ConfigurationError: a value cannot be used, or there is no model.
     """
     if environment.get("POCKETLLM_MODEL") or environment.get("CKPT_PATH"):
-        return EngineArgs.from_env(environment)
+        return _with_fake_options(EngineArgs.from_env(environment))
     model = find_default_model()
     if model is None:
         raise ConfigurationError(
@@ -62,14 +64,17 @@ def find_default_model() -> Path | None:
     return None
 
 
-def tokenizer_source(args: EngineArgs) -> tuple[str, str | None]:
-    """Arguments of ``load_tokenizer``: the model, and the tokenizer's own path if it has one.
+def model_tokenizer(args: EngineArgs) -> Tokenizer:
+    """The tokenizer that the engine of ``args`` uses.
 
-    The fake backend has no model file; it needs a tokenizer path, or uses the demo model's.
+    Raises:
+        ModelLoadError: as ``load_tokenizer``.
     """
-    if args.model == FAKE_MODEL and args.tokenizer_path is None:
-        return str(find_default_model() or args.model), None
-    return args.model, args.tokenizer_path
+    options = args.backend_options
+    vocab_size, eos = options.get("vocab_size", 256), options.get("eos_token_id", 0)
+    assert isinstance(vocab_size, int)
+    assert isinstance(eos, int)
+    return build_tokenizer(args, vocab_size, eos)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class GeneratorSettings:
     ) -> GeneratorSettings:
         environment = environment_of(model_config, environ)
         return cls(
-            engine=_with_fake_vocabulary(engine_args(environment)),
+            engine=engine_args(environment),
             drain_seconds=_number(environment, "POCKETLLM_DRAIN_SECONDS", 5.0, 0.0, 3600.0),
             cancellation_check_period_ms=int(
                 _number(environment, "POCKETLLM_CANCELLATION_CHECK_PERIOD_MS", 50, 0, 60_000)
@@ -111,18 +116,14 @@ def _number(
     return value
 
 
-def _with_fake_vocabulary(args: EngineArgs) -> EngineArgs:
+def _with_fake_options(args: EngineArgs) -> EngineArgs:
     """The fake backend samples from the vocabulary of the tokenizer that it is served with."""
     if args.model != FAKE_MODEL and args.backend != "fake":
         return args
-    from pocket_backend.text import load_tokenizer
-
-    source = tokenizer_source(args)
-    vocab_size = load_tokenizer(*source).vocab_size
-    options = {"vocab_size": vocab_size, **_fake_options(), **args.backend_options}
-    return replace(
-        args, backend="fake", tokenizer_path=source[1] or source[0], backend_options=options
-    )
+    options = _fake_options()
+    if args.tokenizer_path is not None:
+        options = {"vocab_size": load_tokenizer(args.tokenizer_path).vocab_size, **options}
+    return replace(args, backend="fake", backend_options={**options, **args.backend_options})
 
 
 def _fake_options() -> dict[str, object]:

@@ -10,11 +10,11 @@ from typing import Any
 
 from pocket_backend.api import InvalidRequestError, PocketLLMError
 from pocket_backend.observability.logging import configure_logging, get_logger, log_event
-from pocket_backend.text import Tokenizer, load_tokenizer
+from pocket_backend.text import Tokenizer
 from pocket_backend.triton import codec
 from pocket_backend.triton.request import Prompt, parse_request
 from pocket_backend.triton.responses import error_response
-from pocket_backend.triton.settings import engine_args, environment_of, tokenizer_source
+from pocket_backend.triton.settings import engine_args, environment_of, model_tokenizer
 
 _log = get_logger("triton.tokenizer")
 
@@ -26,9 +26,7 @@ class TokenizerModel:
         configure_logging()
         codec.self_test(pb_utils)
         self._pb = pb_utils
-        self._tokenizer = load_tokenizer(
-            *tokenizer_source(engine_args(environment_of(args["model_config"])))
-        )
+        self._tokenizer = model_tokenizer(engine_args(environment_of(args["model_config"])))
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]

@@ -1,0 +1,53 @@
+"""Ready-to-paste requests for a running server: curl, tritonclient, plain Python."""
+
+from __future__ import annotations
+
+from pocket_backend.triton.launcher import ENSEMBLE, TritonServer
+
+_TEMPLATE = """\
+--- curl, streaming (server-sent events)
+curl -N {http}/v2/models/{model}/generate_stream -d '{{
+  "messages": "[{{\\"role\\":\\"user\\",\\"content\\":\\"Why is the sky blue?\\"}}]",
+  "stream": true, "max_tokens": 64}}'
+
+--- curl, one answer
+curl {http}/v2/models/{model}/generate -d '{{
+  "text_input": "The capital of France is", "stream": false, "max_tokens": 16, "temperature": 0}}'
+
+--- Python, standard library only
+python3 - <<'END'
+import json, urllib.request
+body = {{"messages": json.dumps([{{"role": "user", "content": "Why is the sky blue?"}}]),
+        "stream": True, "max_tokens": 64}}
+url = "{http}/v2/models/{model}/generate_stream"
+with urllib.request.urlopen(url, json.dumps(body).encode()) as answer:
+    for line in answer:
+        if line.startswith(b"data: "):
+            print(json.loads(line[6:])["text_output"], end="", flush=True)
+END
+
+--- Python, tritonclient (pip install 'tritonclient[grpc]' 'numpy<2')
+python3 - <<'END'
+import queue, numpy as np, tritonclient.grpc as triton
+def tensor(name, kind, array):
+    made = triton.InferInput(name, array.shape, kind); made.set_data_from_numpy(array); return made
+answers = queue.Queue()
+client = triton.InferenceServerClient("{grpc}")
+client.start_stream(lambda result, error: answers.put((result, error)))
+client.async_stream_infer("{model}", [
+    tensor("text_input", "BYTES", np.array([b"The capital of France is"], dtype=object)),
+    tensor("stream", "BOOL", np.array([True])),
+    tensor("max_tokens", "INT32", np.array([16], dtype=np.int32))])
+while True:
+    result, error = answers.get(timeout=60)
+    if error: raise error
+    print(result.as_numpy("text_output")[0].decode(), end="", flush=True)
+    if result.as_numpy("finish_reason")[0]: break
+client.stop_stream()
+END
+"""
+
+
+def examples(server: TritonServer) -> str:
+    """The examples with this server's addresses filled in."""
+    return _TEMPLATE.format(http=server.http_url, grpc=server.grpc_address, model=ENSEMBLE)
