@@ -235,6 +235,18 @@ Raises ModelFileError, Unsupported, InvalidArgument or ResourceExhausted, all En
 }  // namespace
 
 void bind_engine(py::module_& m) {
+  m.def(
+      "inspect_model",
+      [](const std::filesystem::path& model, const std::string& kv_dtype) {
+        const KvDType dtype = parse_kv_dtype(kv_dtype);
+        const ModelInfo info = [&] {
+          const py::gil_scoped_release release;
+          return inspect_model(model, dtype);
+        }();
+        return model_info(info);
+      },
+      "Engine.model_info of a file without loading its weights (weight_bytes is 0).",
+      py::arg("model"), py::kw_only(), py::arg("kv_dtype") = "f16");
   py::class_<PyEngine>(m, "Engine", kEngineDoc)
       .def(py::init(&make_engine), py::arg("model"), py::kw_only(), py::arg("num_blocks"),
            py::arg("max_sequences") = 16, py::arg("max_batch_tokens") = 512,

@@ -6,8 +6,9 @@
 
 namespace pocket {
 
-/// Factories of the registry; each model's file defines its own.
+/// Entries of the registry; each model's file defines its own.
 [[nodiscard]] std::unique_ptr<Model> make_llama(const WeightSource& source,
                                                 const ModelOptions& options);
+[[nodiscard]] ModelInfo describe_llama(const WeightSource& source);
 
 }  // namespace pocket

@@ -179,4 +179,21 @@ DecoderConfig read_decoder_config(const WeightSource& source) {
   return config;
 }
 
+ModelInfo describe_decoder(const WeightSource& source, const DecoderConfig& config) {
+  ModelInfo info{.architecture = source.architecture(),
+                 .layers = config.layers,
+                 .hidden = config.hidden,
+                 .heads = config.heads,
+                 .kv_heads = config.kv_heads,
+                 .head_dim = config.head_dim,
+                 .ffn = config.ffn,
+                 .vocab = config.vocab,
+                 .context = config.context,
+                 .tokenizer_tokens = source.tokenizer_tokens()};
+  for (const std::string& name : source.tensor_names()) {
+    info.parameter_count += source.find(name)->elements();
+  }
+  return info;
+}
+
 }  // namespace pocket

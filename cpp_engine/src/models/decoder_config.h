@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "pocket/models/model_info.h"
 #include "pocket/models/weight_source.h"
 
 namespace pocket {
@@ -33,5 +34,8 @@ struct DecoderConfig {
 /// impossible values and `Error(kUnsupported)` for a feature or a size that the kernels lack; each
 /// message names file, key, value and what would do.
 [[nodiscard]] DecoderConfig read_decoder_config(const WeightSource& source);
+
+/// What a model of this configuration is, as far as the file says so before its weights are packed.
+[[nodiscard]] ModelInfo describe_decoder(const WeightSource& source, const DecoderConfig& config);
 
 }  // namespace pocket

@@ -99,18 +99,8 @@ class Llama final : public Model {
       block.mlp.load(loader, prefix, config_.hidden, config_.ffn);
     }
     weights_ = loader.load(*compute_.pool);
-    info_ = {.architecture = source.architecture(),
-             .layers = config_.layers,
-             .hidden = config_.hidden,
-             .heads = config_.heads,
-             .kv_heads = config_.kv_heads,
-             .head_dim = config_.head_dim,
-             .ffn = config_.ffn,
-             .vocab = config_.vocab,
-             .context = config_.context,
-             .tokenizer_tokens = source.tokenizer_tokens(),
-             .parameter_count = weights_.parameter_count,
-             .weight_bytes = weights_.arena.size()};
+    info_ = describe_decoder(source, config_);
+    info_.weight_bytes = weights_.arena.size();
   }
 
   DecoderWorkspace::Forms forms() const {
@@ -143,6 +133,10 @@ class Llama final : public Model {
 
 std::unique_ptr<Model> make_llama(const WeightSource& source, const ModelOptions& options) {
   return std::make_unique<Llama>(source, options);
+}
+
+ModelInfo describe_llama(const WeightSource& source) {
+  return describe_decoder(source, read_decoder_config(source));
 }
 
 }  // namespace pocket

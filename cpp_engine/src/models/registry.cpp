@@ -15,9 +15,23 @@ namespace {
 struct Architecture {
   std::string_view name;  // GGUF's general.architecture
   std::unique_ptr<Model> (*make)(const WeightSource&, const ModelOptions&);
+  ModelInfo (*describe)(const WeightSource&);
 };
 
-constexpr std::array kArchitectures{Architecture{"llama", make_llama}};
+constexpr std::array kArchitectures{Architecture{"llama", make_llama, describe_llama}};
+
+const Architecture& find_architecture(const WeightSource& source) {
+  const std::string wanted = source.architecture();
+  std::string supported;
+  for (const Architecture& architecture : kArchitectures) {
+    if (architecture.name == wanted) {
+      return architecture;
+    }
+    supported += (supported.empty() ? "" : ", ") + std::string(architecture.name);
+  }
+  throw Error(ErrorCode::kUnsupported, source.name() + ": architecture " + quoted(wanted) +
+                                           " is not supported; supported: " + supported);
+}
 
 }  // namespace
 
@@ -31,18 +45,11 @@ std::vector<std::string> supported_architectures() {
 }
 
 std::unique_ptr<Model> load_model(const WeightSource& source, const ModelOptions& options) {
-  const std::string wanted = source.architecture();
-  for (const Architecture& architecture : kArchitectures) {
-    if (architecture.name == wanted) {
-      return architecture.make(source, options);
-    }
-  }
-  std::string supported;
-  for (const std::string& name : supported_architectures()) {
-    supported += (supported.empty() ? "" : ", ") + name;
-  }
-  throw Error(ErrorCode::kUnsupported, source.name() + ": architecture " + quoted(wanted) +
-                                           " is not supported; supported: " + supported);
+  return find_architecture(source).make(source, options);
+}
+
+ModelInfo describe_model(const WeightSource& source) {
+  return find_architecture(source).describe(source);
 }
 
 }  // namespace pocket

@@ -138,6 +138,16 @@ class CpuEngine final : public Engine {
 
 }  // namespace
 
+ModelInfo inspect_model(const std::filesystem::path& model, KvDType kv_dtype) {
+  ModelInfo info = describe_model(*open_gguf_source(model.string()));
+  info.kv_bytes_per_block = kv_block_bytes({.layers = info.layers,
+                                            .kv_heads = info.kv_heads,
+                                            .head_dim = info.head_dim,
+                                            .num_blocks = 1,
+                                            .dtype = kv_dtype});
+  return info;
+}
+
 std::unique_ptr<Engine> Engine::load(const std::filesystem::path& model,
                                      const EngineOptions& options) {
   return std::make_unique<CpuEngine>(model, options);

@@ -74,6 +74,10 @@ class Model {
 [[nodiscard]] std::unique_ptr<Model> load_model(const WeightSource& source,
                                                 const ModelOptions& options);
 
+/// What `load_model` would load, without its weights; the same checks of the hyper-parameters.
+/// `weight_bytes` and `kv_bytes_per_block` are 0.
+[[nodiscard]] ModelInfo describe_model(const WeightSource& source);
+
 /// Architectures with a model, sorted.
 [[nodiscard]] std::vector<std::string> supported_architectures();
 

@@ -50,6 +50,10 @@ struct StepOutput {
   std::span<float> logits;          ///< [R, vocab]
 };
 
+/// What `Engine::load` would load and what its KV blocks would take, without loading weights.
+/// Throws as `load` does for the file's metadata; `weight_bytes` is 0.
+[[nodiscard]] ModelInfo inspect_model(const std::filesystem::path& model, KvDType kv_dtype);
+
 /// A loaded model with its KV pool: the packed entry point of the C++ engine.
 ///
 /// Batch invariance: a token's logits are bit-identical whatever else is in the step, however its

@@ -1,0 +1,340 @@
+"""The executor of the C++ engine: the only module that imports ``pocket_cpp_core``, lazily.
+
+It keeps a block table per slot in one numpy array, turns a step into the engine's packed form and
+makes one native call, which releases the GIL while it computes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pocket_backend.api import (
+    BackendUnavailableError,
+    ConfigurationError,
+    EngineError,
+    ModelLoadError,
+    PocketLLMError,
+)
+from pocket_backend.api.errors import short_repr
+from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo, TokenLogprobs
+from pocket_backend.executors.base import BackendExecutor
+from pocket_backend.executors.cpp_options import BLOCK_SIZE, CppEngineOptions, available_memory
+
+if TYPE_CHECKING:
+    from pocket_backend.api import EngineArgs
+
+_FEATURES = frozenset({"batch_mode", "prefix_cache", "block_copies", "min_p"})
+_NO_BLOCK = -1
+_UINT64_MASK = (1 << 64) - 1
+_LEAST_TOP_P = 1e-30
+"""Smaller ones are 0 in float32, which the engine refuses; all of them keep one candidate."""
+
+
+class CppEngineBackend(BackendExecutor):
+    """A GGUF model on the CPU.
+
+    Args:
+        ckpt: a GGUF file, or a directory that holds exactly one.
+        options: see ``CppEngineOptions``; unknown names are refused.
+
+    Raises:
+        ModelLoadError: the file is missing, malformed or of an unknown kind; the message is the
+            engine's and names file, tensor or key.
+        ConfigurationError: an option is out of range, or asks for more than the model allows.
+        BackendUnavailableError: the native module or the instruction set is not there.
+    """
+
+    def __init__(
+        self, ckpt: str | Path, options: Mapping[str, object] | CppEngineOptions | None = None
+    ) -> None:
+        if not isinstance(options, CppEngineOptions):
+            options = CppEngineOptions.from_mapping(options or {})
+        path = _model_file(ckpt)
+        native = _native_module()
+        self._native = native
+        try:
+            info = native.inspect_model(path, kv_dtype=options.native_kv_dtype)
+            context = _context(options, info["context"])
+            num_blocks = options.blocks(context, info["kv_bytes_per_block"], available_memory())
+            self._engine = native.Engine(
+                path,
+                num_blocks=num_blocks,
+                max_sequences=options.max_batch_size,
+                max_batch_tokens=options.max_batch_tokens,
+                max_context=context,
+                kv_dtype=options.native_kv_dtype,
+                precision=options.precision,
+                threads=options.threads,
+                isa=options.isa,
+            )
+        except native.EngineError as error:
+            raise _load_error(error) from error
+        self.model_info: Mapping[str, Any] = self._engine.model_info
+        tokens = self.model_info["tokenizer_tokens"] or self.model_info["vocab"]
+        self._memory = MemoryInfo(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_slots=options.max_batch_size,
+            max_context=context,
+            max_batch_tokens=options.max_batch_tokens,
+            vocab_size=min(tokens, self.model_info["vocab"]),
+            kv_cache_bytes=self._engine.kv_cache_bytes,
+            weight_bytes=self.model_info["weight_bytes"],
+            workspace_bytes=self._engine.workspace_bytes,
+        )
+        self._tables = np.full(
+            (options.max_batch_size, -(-context // BLOCK_SIZE)), _NO_BLOCK, dtype=np.int32
+        )
+        self._owners: list[str | None] = [None] * options.max_batch_size
+        self._block_counts = [0] * options.max_batch_size
+        self._step = _StepArrays(options.max_batch_size, options.max_batch_tokens, context)
+
+    @classmethod
+    def from_args(cls, args: EngineArgs) -> CppEngineBackend:
+        """Build from ``EngineArgs``; ``backend_options`` go to ``CppEngineOptions`` as well."""
+        options: dict[str, object] = {
+            "max_batch_size": args.max_batch_size,
+            "max_seq_len": args.max_model_len,
+            "max_batch_tokens": args.max_num_batched_tokens,
+            "kv_cache_dtype": args.kv_cache_dtype,
+            "precision": args.precision,
+            "threads": args.threads,
+        }
+        if args.kv_cache_tokens is not None:
+            options["kv_cache_tokens"] = args.kv_cache_tokens
+        options |= args.backend_options
+        return cls(args.model_path(), options)
+
+    def get_memory_info(self) -> MemoryInfo:
+        return self._memory
+
+    def supports_feature(self, feature: str) -> bool:
+        return feature in _FEATURES
+
+    def reset_slot(self, slot_id: int) -> None:
+        if not 0 <= slot_id < len(self._owners):
+            raise EngineError(f"slot_id: got {slot_id}; must be below {len(self._owners)}")
+        self._set_table(slot_id, None, ())
+
+    def close(self) -> None:
+        self._engine.close()
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return str(self._engine.isa)
+
+    def execute_model(self, requests: Sequence[ExecuteRequest]) -> Sequence[ExecuteOutput]:
+        """See ``BackendExecutor``. Makes one native call (and one more if blocks are copied)."""
+        if not requests:
+            return []
+        self._check_step(requests)
+        self._copy_blocks(requests)
+        for request in requests:
+            if request.is_new:
+                self._set_table(request.slot_id, request.request_id, request.block_ids)
+            elif self._owners[request.slot_id] != request.request_id:
+                raise EngineError(
+                    f"slot {request.slot_id} does not hold request {request.request_id!r}"
+                )
+            elif request.block_ids:
+                self._append_blocks(request.slot_id, request.block_ids)
+        sampled = [request for request in requests if request.samples]
+        arrays = self._step.fill(requests, sampled)
+        try:
+            tokens, logprobs = self._engine.step(
+                block_tables=self._tables,
+                sample_vocab=self._memory.vocab_size,
+                logprobs=any(r.sampling_params.logprobs is not None for r in sampled),
+                **arrays,
+            )
+        except self._native.EngineError as error:
+            raise EngineError(f"step of {len(requests)} sequences: {error}") from error
+        return _outputs(requests, tokens.tolist(), logprobs.tolist())
+
+    def _check_step(self, requests: Sequence[ExecuteRequest]) -> None:
+        """What the arrays rely on; the engine checks everything else before it computes."""
+        slots = {request.slot_id for request in requests}
+        if len(slots) != len(requests) or min(slots) < 0 or max(slots) >= len(self._owners):
+            raise EngineError(
+                f"slots {short_repr(sorted(r.slot_id for r in requests))} are repeated or not "
+                f"from 0 to {len(self._owners) - 1}"
+            )
+        tokens = sum([len(request.token_ids) for request in requests])
+        if tokens > self._memory.max_batch_tokens:
+            raise EngineError(
+                f"step of {tokens} tokens; at most {self._memory.max_batch_tokens} are allowed"
+            )
+        for request in requests:
+            end = request.start_position + len(request.token_ids)
+            if request.start_position < 0 or end > self._memory.max_context:
+                raise EngineError(
+                    f"request {request.request_id!r}: positions {request.start_position} to "
+                    f"{end - 1} are not inside the context of {self._memory.max_context}"
+                )
+
+    def _copy_blocks(self, requests: Sequence[ExecuteRequest]) -> None:
+        pairs = [pair for request in requests for pair in request.block_copies]
+        if not pairs:
+            return
+        array = np.array(pairs, dtype=np.int32)
+        try:
+            self._engine.copy_blocks(array[:, 0].copy(), array[:, 1].copy())
+        except self._native.EngineError as error:
+            raise EngineError(str(error)) from error
+
+    def _set_table(self, slot: int, owner: str | None, blocks: Sequence[int]) -> None:
+        self._tables[slot, : self._block_counts[slot]] = _NO_BLOCK
+        self._block_counts[slot] = 0
+        self._owners[slot] = owner
+        if blocks:
+            self._append_blocks(slot, blocks)
+
+    def _append_blocks(self, slot: int, blocks: Sequence[int]) -> None:
+        begin = self._block_counts[slot]
+        end = begin + len(blocks)
+        if end > self._tables.shape[1]:
+            raise EngineError(
+                f"slot {slot}: {end} blocks; a context of {self._memory.max_context} tokens has "
+                f"{self._tables.shape[1]}"
+            )
+        self._tables[slot, begin:end] = blocks
+        self._block_counts[slot] = end
+
+
+class _StepArrays:
+    """The engine's arguments, allocated once; a step uses their first elements."""
+
+    def __init__(self, max_sequences: int, max_tokens: int, context: int) -> None:
+        self.token_ids = np.zeros(max_tokens, dtype=np.int32)
+        self.positions = np.zeros(max_tokens, dtype=np.int32)
+        self.offsets = np.zeros(max_sequences + 1, dtype=np.int32)
+        self.table_rows = np.zeros(max_sequences, dtype=np.int32)
+        self.logits_rows = np.zeros(max_sequences, dtype=np.int32)
+        self.temperature = np.zeros(max_sequences, dtype=np.float32)
+        self.top_k = np.zeros(max_sequences, dtype=np.int32)
+        self.top_p = np.zeros(max_sequences, dtype=np.float32)
+        self.min_p = np.zeros(max_sequences, dtype=np.float32)
+        self.seed = np.zeros(max_sequences, dtype=np.uint64)
+        self.token_index = np.zeros(max_sequences, dtype=np.uint64)
+        self.counting = np.arange(context, dtype=np.int32)
+
+    def fill(
+        self, requests: Sequence[ExecuteRequest], sampled: Sequence[ExecuteRequest]
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        count = len(requests)
+        lengths = [len(request.token_ids) for request in requests]
+        total = sum(lengths)
+        np.cumsum(lengths, out=self.offsets[1 : count + 1])
+        if total == count:  # decodes only
+            self.token_ids[:count] = [request.token_ids[0] for request in requests]
+            self.positions[:count] = [request.start_position for request in requests]
+        else:
+            begin = 0
+            for request, length in zip(requests, lengths, strict=True):
+                end = begin + length
+                start = request.start_position
+                self.token_ids[begin:end] = request.token_ids
+                self.positions[begin:end] = self.counting[start : start + length]
+                begin = end
+        self.table_rows[:count] = [request.slot_id for request in requests]
+
+        rows = len(sampled)
+        if rows == count:
+            np.subtract(self.offsets[1 : count + 1], 1, out=self.logits_rows[:count])
+        else:
+            wanted = [i + 1 for i, request in enumerate(requests) if request.samples]
+            self.logits_rows[:rows] = self.offsets[wanted] - 1
+        params = [request.sampling_params for request in sampled]
+        self.temperature[:rows] = [p.temperature for p in params]
+        self.top_k[:rows] = [p.top_k for p in params]
+        self.top_p[:rows] = [max(p.top_p, _LEAST_TOP_P) for p in params]
+        self.min_p[:rows] = [p.min_p for p in params]
+        # A client's seed may be negative: its two's complement is the key.
+        self.seed[:rows] = [request.seed & _UINT64_MASK for request in sampled]
+        self.token_index[:rows] = [request.output_index for request in sampled]
+        return {
+            "token_ids": self.token_ids[:total],
+            "positions": self.positions[:total],
+            "sequence_offsets": self.offsets[: count + 1],
+            "table_rows": self.table_rows[:count],
+            "logits_rows": self.logits_rows[:rows],
+            "temperature": self.temperature[:rows],
+            "top_k": self.top_k[:rows],
+            "top_p": self.top_p[:rows],
+            "min_p": self.min_p[:rows],
+            "seed": self.seed[:rows],
+            "token_index": self.token_index[:rows],
+        }
+
+
+def _outputs(
+    requests: Sequence[ExecuteRequest], tokens: Sequence[int], logprobs: Sequence[float]
+) -> list[ExecuteOutput]:
+    outputs = []
+    row = 0
+    for request in requests:
+        if not request.samples:
+            outputs.append(ExecuteOutput(request.request_id, None))
+            continue
+        token = tokens[row]
+        if token < 0:
+            outputs.append(
+                ExecuteOutput(
+                    request.request_id,
+                    None,
+                    finish_reason="error",
+                    error="the model's logits hold no usable value (NaN or infinity)",
+                )
+            )
+        elif request.sampling_params.logprobs is None:
+            outputs.append(ExecuteOutput(request.request_id, token))
+        else:
+            outputs.append(ExecuteOutput(request.request_id, token, TokenLogprobs(logprobs[row])))
+        row += 1
+    return outputs
+
+
+def _native_module() -> Any:
+    try:
+        return importlib.import_module("pocket_cpp_core")
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"the native module pocket_cpp_core cannot be imported ({error}); build it with "
+            "`pip install .` from the project's folder"
+        ) from error
+
+
+def _model_file(ckpt: str | Path) -> Path:
+    path = Path(ckpt).expanduser()
+    if not path.is_dir():
+        return path
+    files = sorted(path.glob("*.gguf"))
+    if len(files) != 1:
+        raise ModelLoadError(
+            f"model: the directory {short_repr(path.name)} holds {len(files)} GGUF files; give "
+            "the path of one file"
+        )
+    return files[0]
+
+
+def _context(options: CppEngineOptions, limit: int) -> int:
+    if options.max_seq_len is None:
+        return limit
+    if options.max_seq_len > limit:
+        raise ConfigurationError(
+            f"max_seq_len: got {options.max_seq_len}; the model's context is {limit} tokens"
+        )
+    return options.max_seq_len
+
+
+def _load_error(error: Any) -> PocketLLMError:
+    message = str(error)
+    if error.code in ("invalid_argument", "resource_exhausted"):
+        return ConfigurationError(message)
+    return ModelLoadError(message)
