@@ -88,13 +88,12 @@ def test_include_stop_str_in_output(include: bool, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("min_tokens", "text"), [(0, "a"), (2, "a"), (3, "a\nb\nc"), (4, "a\nb\nc"), (5, "a\nb\nc\nd")]
+    ("min_tokens", "text"),
+    [(0, "a"), (2, "a"), (3, "a\nb"), (4, "a\nb\nc"), (5, "a\nb\nc\nd")],
 )
 def test_s15_min_tokens_delays_stop_strings(min_tokens: int, text: str) -> None:
     sent, last, _ = run(["a", "\n", "b\nc", "\n", "d"], stop=["\n"], min_tokens=min_tokens)
-    expected = {0: "a", 2: "a", 3: "a\nb", 4: "a\nb\nc", 5: "a\nb\nc\nd"}[min_tokens]
-    assert "".join(sent) + last.text == expected
-    del text
+    assert "".join(sent) + last.text == text
 
 
 def test_s15_a_prefix_from_before_min_tokens_still_counts() -> None:
@@ -146,18 +145,16 @@ def test_v4_long_stop_strings_cost_nothing_until_they_match() -> None:
 
 def test_v4_periodic_strings_cost_constant_work_per_byte() -> None:
     """The worst input of a naive search: count border steps instead of time."""
-    pattern = _Pattern("a" * 1023 + "b")
     steps = 0
-    border = pattern._border
 
     class Counting(_Pattern):
         def _border(self, length: int) -> int:
             nonlocal steps
             steps += 1
-            return border(length)
+            return super()._border(length)
 
-    pattern.__class__ = Counting
+    pattern = Counting("a" * 1023 + "b")
     data = (b"a" * 1023 + b"c") * 20
     for at in range(0, len(data), 5):
         pattern.advance(data[at : at + 5], honour=True)
-    assert steps <= 2 * len(data)
+    assert 0 < steps <= len(data)
