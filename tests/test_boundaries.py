@@ -247,10 +247,7 @@ def test_cpp_include_direction() -> None:
 
 
 def test_every_package_is_in_the_table() -> None:
-    packages = {
-        path.parent.name
-        for path in (ROOT / "pocket_backend").glob("*/__init__.py")
-    }
+    packages = {path.parent.name for path in (ROOT / "pocket_backend").glob("*/__init__.py")}
     assert packages == set(PYTHON_LAYERS)
 
 

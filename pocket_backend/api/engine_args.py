@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from pocket_backend.api.errors import ConfigurationError, short_repr
+from pocket_backend.api.errors import (
+    ConfigurationError,
+    UnsupportedFeatureError,
+    short_repr,
+)
 
 _BACKENDS = ("auto", "cpp", "torch", "fake")
 _KV_DTYPES = ("auto", "f32", "fp16")
 _PRECISIONS = ("int8", "f32")
 _MAX_BATCH_SIZE = 1024
+_UNSUPPORTED_OPTIONS = frozenset(
+    {
+        "checkpoint_dir",
+        "dflash2_checkpoint",
+        "dspark_checkpoint",
+        "engine_kind",
+        "max_state_snapshots",
+        "mtp_adaptive",
+        "nccl_id_path",
+        "state_snapshot_interval_tokens",
+    }
+)
+"""Documented names of the older API whose feature does not exist here (yet)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +65,8 @@ class EngineArgs:
     enable_prefix_caching: bool = True
     enable_batching: bool = True
     """False: one request at a time."""
+    request_timeout_seconds: float | None = None
+    """Deadline of requests that bring none of their own; None: none."""
     backend_options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -65,6 +85,19 @@ class EngineArgs:
             _check_int("max_model_len", self.max_model_len, 2, 1 << 24)
         if self.kv_cache_tokens is not None:
             _check_int("kv_cache_tokens", self.kv_cache_tokens, 16, 1 << 30)
+        timeout = self.request_timeout_seconds
+        if timeout is not None and not (
+            type(timeout) in (int, float) and math.isfinite(timeout) and timeout > 0
+        ):
+            raise ConfigurationError(
+                f"request_timeout_seconds: got {short_repr(timeout)}; must be a finite number "
+                "above 0, or None"
+            )
+        for name in ("enable_batching", "enable_prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(
+                    f"{name}: got {short_repr(getattr(self, name))}; must be true or false"
+                )
         if self.max_num_batched_tokens < self.max_batch_size:
             raise ConfigurationError(
                 f"max_num_batched_tokens: got {self.max_num_batched_tokens}; must be at least "
@@ -86,6 +119,33 @@ class EngineArgs:
                 "model: not set; set POCKETLLM_MODEL to the path of a GGUF file"
             )
         return cls(**values)  # type: ignore[arg-type]
+
+    def resolved(self) -> EngineArgs:
+        """These arguments with the engine's own names moved out of ``backend_options``.
+
+        The older API passes ``enable_batching``, ``max_batch_size`` and ``timeout_ms`` there. What
+        is left are options of the backend, which checks their names itself.
+
+        Raises:
+            ConfigurationError: a value is of the wrong kind or out of range.
+            UnsupportedFeatureError: a documented option whose feature this version does not have.
+        """
+        options = dict(self.backend_options)
+        for name in _UNSUPPORTED_OPTIONS & options.keys():
+            raise UnsupportedFeatureError(
+                f"backend_options[{name!r}]", "not part of this version", field=name
+            )
+        changes: dict[str, object] = {}
+        if "enable_batching" in options:
+            changes["enable_batching"] = options.pop("enable_batching")
+        if "max_batch_size" in options:
+            changes["max_batch_size"] = options.pop("max_batch_size")
+        if "timeout_ms" in options:
+            milliseconds = options.pop("timeout_ms")
+            _check_int("timeout_ms", milliseconds, 1, 2**31 - 1)
+            assert isinstance(milliseconds, int)
+            changes["request_timeout_seconds"] = milliseconds / 1000.0
+        return replace(self, backend_options=MappingProxyType(options), **changes)  # type: ignore[arg-type]
 
     def model_path(self) -> Path:
         return Path(self.model).expanduser()
@@ -109,6 +169,7 @@ _ENV: Mapping[str, tuple[type, tuple[str, ...]]] = MappingProxyType(
             ("POCKETLLM_ENABLE_PREFIX_CACHING", "ENABLE_PREFIX_CACHING"),
         ),
         "enable_batching": (bool, ("POCKETLLM_ENABLE_BATCHING",)),
+        "request_timeout_seconds": (float, ("POCKETLLM_REQUEST_TIMEOUT_SECONDS",)),
     }
 )
 _TRUE = {"1": True, "true": True, "yes": True, "on": True}
@@ -121,12 +182,13 @@ def _parse(variable: str, text: str, kind: type) -> object:
         if value is None:
             raise ConfigurationError(f"{variable}: got {short_repr(text)}; must be true or false")
         return value
-    if kind is int:
+    if kind in (int, float):
         try:
-            return int(text)
+            return kind(text)
         except ValueError:
+            wanted = "an integer" if kind is int else "a number"
             raise ConfigurationError(
-                f"{variable}: got {short_repr(text)}; must be an integer"
+                f"{variable}: got {short_repr(text)}; must be {wanted}"
             ) from None
     return text
 

@@ -81,9 +81,10 @@ class TokenEvent:
     ``context_ids`` and ``text_range`` let a stateless decoder produce the same delta (text rule of
     docs/architecture.md); both are empty when the engine has no tokenizer.
 
-    The last event, and only that one, has ``finish_reason``; it always has ``usage`` and
-    ``timings`` and may carry tokens. A request that ended with ``finish_reason="error"`` has
-    ``error`` there, one of ``pocket_backend.api.errors``.
+    The last event of a choice, and only that one, has ``finish_reason``; it always has ``usage``
+    and ``timings`` (of that choice) and may carry tokens. A choice that ended with
+    ``finish_reason="error"`` has ``error`` there, one of ``pocket_backend.api.errors``. The last
+    event of the whole request has ``last``; with n = 1 that is the one with ``finish_reason``.
     """
 
     request_id: str
@@ -102,11 +103,12 @@ class TokenEvent:
     timings: TimingMetrics | None = None
     error: Exception | None = None
     choice_index: int = 0
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """A finished request."""
+    """One finished choice of a request (the only one, unless ``n`` was above 1)."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -116,4 +118,5 @@ class GenerationResult:
     timings: TimingMetrics
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    choice_index: int = 0
     metadata: Mapping[str, object] = field(default_factory=lambda: _EMPTY)

@@ -1,1 +1,4 @@
-"""See docs/architecture.md for what lives here and what it may import."""
+"""Import names of the older API: ``pocketllm`` is an alias package (installed at the top level).
+
+It holds no logic: every name resolves to one of this project.
+"""

@@ -1,7 +1,7 @@
 """Where the events of one request go: sinks, the thread-safe stream, and the collector.
 
 A *sink* is any callable ``sink(event: TokenEvent) -> None``. The engine thread calls it, in order,
-with exactly one last event (``finish_reason`` set). A sink must return quickly: it runs between two
+with exactly one last event (``event.last``). A sink must return quickly: it runs between two
 steps of everybody's requests. A sink that raises has lost its client: its request is cancelled and
 it is not called again.
 """
@@ -9,8 +9,9 @@ it is not called again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pocket_backend.api import GenerationResult, RequestCancelledError, TokenEvent
 
@@ -55,7 +56,7 @@ class TokenStream(Iterator[TokenEvent]):
             raise TimeoutError(
                 f"request {self.request_id!r}: no event within {timeout} seconds"
             ) from None
-        self._finished = event.finish_reason is not None
+        self._finished = event.last
         return event
 
     def __next__(self) -> TokenEvent:
@@ -71,7 +72,7 @@ class TokenStream(Iterator[TokenEvent]):
             self._finished = True
             self._cancel(self.request_id)
 
-    def __enter__(self) -> TokenStream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -79,41 +80,56 @@ class TokenStream(Iterator[TokenEvent]):
 
 
 class ResultCollector:
-    """A sink that adds up a request's events into one ``GenerationResult``.
+    """A sink that adds up a request's events, one ``GenerationResult`` per choice.
 
     ``on_finish`` is called on the engine thread with the collector after the last event.
     """
 
     def __init__(self, on_finish: Callable[[ResultCollector], None] | None = None) -> None:
         self._on_finish = on_finish
-        self._token_ids: list[int] = []
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._last: TokenEvent | None = None
+        self._choices: dict[int, _Choice] = {}
+        self._finished = False
 
     def __call__(self, event: TokenEvent) -> None:
-        self._token_ids.extend(event.token_ids)
-        self._texts.append(event.text)
-        self._logprobs.extend(event.logprobs)
+        choice = self._choices.get(event.choice_index)
+        if choice is None:
+            choice = self._choices[event.choice_index] = _Choice()
+        choice.token_ids.extend(event.token_ids)
+        choice.texts.append(event.text)
+        choice.logprobs.extend(event.logprobs)
         if event.finish_reason is not None:
-            self._last = event
+            choice.last = event
+        if event.last:
+            self._finished = True
             if self._on_finish is not None:
                 self._on_finish(self)
 
     @property
     def finished(self) -> bool:
-        return self._last is not None
+        return self._finished
 
-    def result(self) -> GenerationResult:
-        """The finished result.
+    def results(self) -> list[GenerationResult]:
+        """The finished choices in order.
 
         Raises:
-            PocketLLMError: the request's own error, if it ended with one.
+            PocketLLMError: the error of a choice that ended with one.
             RequestCancelledError: not finished yet.
         """
-        last = self._last
-        if last is None:
+        if not self._finished:
             raise RequestCancelledError("the request has not finished")
+        return [choice.result() for _, choice in sorted(self._choices.items())]
+
+
+@dataclass(slots=True)
+class _Choice:
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    last: TokenEvent | None = None
+
+    def result(self) -> GenerationResult:
+        last = self.last
+        assert last is not None
         if last.error is not None:
             raise last.error
         assert last.finish_reason is not None
@@ -121,11 +137,12 @@ class ResultCollector:
         assert last.timings is not None
         return GenerationResult(
             request_id=last.request_id,
-            token_ids=tuple(self._token_ids),
-            text="".join(self._texts),
+            token_ids=tuple(self.token_ids),
+            text="".join(self.texts),
             finish_reason=last.finish_reason,
             usage=last.usage,
             timings=last.timings,
             stop_reason=last.stop_reason,
-            logprobs=tuple(self._logprobs),
+            logprobs=tuple(self.logprobs),
+            choice_index=last.choice_index,
         )

@@ -1,5 +1,5 @@
 """Executors: weights and KV storage behind ``BackendExecutor`` (``base``), built by ``registry``.
 
-Backend modules are imported lazily; the native module is imported only by ``cpp_engine`` and torch
-only by ``torch_*``. May import ``api``, ``observability``, ``text``, ``sampling``, ``kv``, ``core``.
+Backend modules are imported lazily; the native module only by ``cpp_engine``, torch only by
+``torch_*``. May import ``api``, ``observability``, ``text``, ``sampling``, ``kv``, ``core``.
 """

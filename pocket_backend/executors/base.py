@@ -43,5 +43,10 @@ class BackendExecutor(ABC):
     def reset_slot(self, slot_id: int) -> None:
         """Forget the slot's block table (its sequence finished, was preempted or failed)."""
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a sequence, as far as the model file says; used without a tokenizer."""
+        return frozenset()
+
     def close(self) -> None:  # noqa: B027  (optional hook)
         """Release weights and KV storage; no other call follows."""

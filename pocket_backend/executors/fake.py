@@ -1,8 +1,8 @@
 """A deterministic executor without a model, for tests, simulations and front-end work.
 
 The next token is a hash of every (position, token) pair of the sequence, *read back through the
-slot's block table* from simulated KV blocks. So any mistake in ids of blocks or slots, in copies, or
-in what counts as computed changes the output or is reported, and equal sequences always continue
+slot's block table* from simulated KV blocks. So any mistake in ids of blocks or slots, in copies,
+or in what counts as computed changes the output or is reported, and equal sequences always continue
 equally, whatever shares their steps: the fake is batch-invariant like the real engine.
 """
 
@@ -120,6 +120,10 @@ class FakeExecutor(BackendExecutor):
     def supports_feature(self, feature: str) -> bool:
         return feature in self.options.features
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset({self.options.eos_token_id})
+
     def reset_slot(self, slot_id: int) -> None:
         self._slots.pop(slot_id, None)
 
@@ -192,14 +196,14 @@ class FakeExecutor(BackendExecutor):
     def _write(self, request: ExecuteRequest) -> None:
         begin, end = request.start_position, request.start_position + len(request.token_ids)
         values = (np.arange(begin, end) << _POSITION_SHIFT) | np.asarray(request.token_ids)
-        self._kv[self._places(request, begin, end)] = values  # type: ignore[index]
+        self._kv[self._places(request, begin, end)] = values
 
     def _scribble(self, requests: Sequence[ExecuteRequest]) -> None:
         """After a failed step nothing that it wrote may be relied on: make sure of it."""
         for request in requests:
             begin = request.start_position
             places = self._places(request, begin, begin + len(request.token_ids))
-            self._kv[places] = _UNWRITTEN  # type: ignore[index]
+            self._kv[places] = _UNWRITTEN
 
     def _output(self, request: ExecuteRequest) -> ExecuteOutput:
         name = request.request_id

@@ -35,7 +35,7 @@ def log_event(
     exc_info: BaseException | None = None,
     **fields: object,
 ) -> None:
-    """Log ``event`` (a short constant phrase) with ``fields``; formatting waits until it is kept."""
+    """Log ``event`` (a short constant phrase) with ``fields``; costs little if not kept."""
     if logger.isEnabledFor(level):
         logger.log(level, event, exc_info=exc_info, extra={"pocket_fields": fields})
 

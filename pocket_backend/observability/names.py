@@ -72,15 +72,9 @@ PREFIX_QUERIES = Metric(
 PREFIX_HITS = Metric(
     "pocket_prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache."
 )
-BATCH_SIZE = Metric(
-    "pocket_batch_size", "histogram", "Sequences per step.", buckets=_BATCH
-)
-STEP_SECONDS = Metric(
-    "pocket_step_seconds", "histogram", "Time of one engine step.", buckets=_STEP
-)
-TTFT_SECONDS = Metric(
-    "pocket_ttft_seconds", "histogram", "Time to first token.", buckets=_TTFT
-)
+BATCH_SIZE = Metric("pocket_batch_size", "histogram", "Sequences per step.", buckets=_BATCH)
+STEP_SECONDS = Metric("pocket_step_seconds", "histogram", "Time of one engine step.", buckets=_STEP)
+TTFT_SECONDS = Metric("pocket_ttft_seconds", "histogram", "Time to first token.", buckets=_TTFT)
 INTER_TOKEN_SECONDS = Metric(
     "pocket_inter_token_latency_seconds",
     "histogram",
@@ -111,9 +105,7 @@ DECODE_SECONDS = Metric(
     "First token to last token.",
     buckets=_REQUEST,
 )
-ENGINE_INFO = Metric(
-    "pocket_engine_info", "gauge", "Always 1.", ("version", "backend", "model")
-)
+ENGINE_INFO = Metric("pocket_engine_info", "gauge", "Always 1.", ("version", "backend", "model"))
 
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 

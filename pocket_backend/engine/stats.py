@@ -1,0 +1,90 @@
+"""Counters and gauges of an engine, as one snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pocket_backend.core import SchedulerStats
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Totals since the start. Written by the engine thread only."""
+
+    requests: dict[str, int] = field(
+        default_factory=lambda: {"stop": 0, "length": 0, "cancelled": 0, "error": 0}
+    )
+    """Finished requests by finish reason."""
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    steps: int = 0
+    failed_steps: int = 0
+    integrity_failures: int = 0
+    stalls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """One consistent snapshot, taken on the engine thread every 0.1 s of steps and when idle.
+
+    free + used + cached blocks = total, always.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    slots_free: int = 0
+    slots_total: int = 0
+    blocks_free: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    blocks_total: int = 0
+    requests: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Finished requests by finish reason."""
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    steps: int = 0
+    failed_steps: int = 0
+    preemptions: int = 0
+    integrity_failures: int = 0
+    stalls: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**values, "requests": dict(self.requests)}
+
+
+def make_stats(
+    scheduler: SchedulerStats, counters: EngineCounters, slots_total: int
+) -> EngineStats:
+    blocks = scheduler.blocks
+    return EngineStats(
+        waiting=scheduler.waiting,
+        running=scheduler.running,
+        slots_free=scheduler.free_slots,
+        slots_total=slots_total,
+        blocks_free=blocks.free,
+        blocks_used=blocks.in_use,
+        blocks_cached=blocks.cached_only,
+        blocks_total=blocks.total,
+        requests=MappingProxyType(dict(counters.requests)),
+        prompt_tokens=counters.prompt_tokens,
+        generated_tokens=counters.generated_tokens,
+        cached_tokens=counters.cached_tokens,
+        computed_tokens=scheduler.computed_tokens,
+        prefix_query_tokens=scheduler.prefix_query_tokens,
+        prefix_hit_tokens=scheduler.prefix_hit_tokens,
+        steps=counters.steps,
+        failed_steps=counters.failed_steps,
+        preemptions=scheduler.preemptions,
+        integrity_failures=counters.integrity_failures,
+        stalls=counters.stalls,
+    )

@@ -1,0 +1,453 @@
+"""One engine step at a time, on one thread: scheduler, executor and output stage together.
+
+``EngineLoop`` calls this from the engine thread; tests call it directly, with a clock of their own.
+Nothing here waits, locks or starts threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from pocket_backend.api import BackendUnavailableError, EngineError, PocketLLMError
+from pocket_backend.core import ContinuousBatchScheduler, SchedulerConfig
+from pocket_backend.engine.output import RequestOutput, merge_events
+from pocket_backend.engine.stats import EngineCounters, EngineStats, make_stats
+from pocket_backend.observability.logging import get_logger, log_event
+
+if TYPE_CHECKING:
+    from pocket_backend.api import FinishReason, GenerationRequest, TokenEvent
+    from pocket_backend.core import ScheduledRequest, SequenceUpdate, StepPlan
+    from pocket_backend.engine.streams import EventSink
+    from pocket_backend.executors.base import BackendExecutor
+    from pocket_backend.text.token_bytes import TokenBytes
+
+_log = get_logger("engine")
+_STATS_SECONDS = 0.1
+"""A snapshot costs some microseconds; readers do not need one per step."""
+
+
+class FatalEngineError(Exception):
+    """The engine cannot go on; everything open has to be failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What an iteration did, for hooks. All zero but ``events`` if no step ran."""
+
+    seconds: float = 0.0
+    """Time in ``execute_model``."""
+    sequences: int = 0
+    tokens: int = 0
+    prefill_tokens: int = 0
+    failed: bool = False
+    events: int = 0
+    """Events delivered to sinks since the last report."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestEntry:
+    """A submitted request: what the client asked and where its events go. One output per choice.
+
+    Made on the caller's thread; from ``EngineLoop.submit`` on, the engine thread's.
+    """
+
+    request: GenerationRequest
+    sink: EventSink
+    outputs: list[RequestOutput]
+    open_choices: int = field(init=False)
+    sequence: ScheduledRequest | None = None
+    """The first choice's sequence once the scheduler has accepted it."""
+
+    def __post_init__(self) -> None:
+        self.open_choices = len(self.outputs)
+
+    @property
+    def finished(self) -> bool:
+        return self.open_choices == 0
+
+
+class EngineStepper:
+    """Owns scheduler and executor. Engine thread only, except ``entry`` and the attributes that are
+    documented as readable from anywhere."""
+
+    def __init__(
+        self,
+        scheduler: ContinuousBatchScheduler,
+        executor: BackendExecutor,
+        *,
+        token_bytes: TokenBytes | None,
+        clock: Callable[[], float],
+        failure_limit: int = 8,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.backend_name = type(executor).__name__
+        self.capacity_tokens = scheduler.memory.num_blocks * scheduler.memory.block_size
+        """KV tokens of the pool (readable from anywhere)."""
+        self.counters = EngineCounters()
+        self.stats = EngineStats()
+        """The last snapshot (readable from anywhere: replaced as a whole)."""
+        self.executing = False
+        """Whether ``execute_model`` is running (readable from anywhere)."""
+        self.on_finish: Callable[[RequestEntry], None] = lambda _entry: None
+        """Called right before the last event of a request is delivered."""
+        self._token_bytes = token_bytes
+        self._clock = clock
+        self._failure_limit = failure_limit
+        self._failures_in_a_row = 0
+        self._entries: dict[str, RequestEntry] = {}
+        self._report = StepReport()
+        self._unchecked = False
+        self._stats_at = float("-inf")
+        self._closed = False
+        self._snapshot(self._clock())
+
+    @classmethod
+    def build(
+        cls,
+        executor: BackendExecutor,
+        *,
+        max_batch_size: int,
+        max_total_tokens: int,
+        max_num_batched_tokens: int | None,
+        max_model_len: int,
+        max_queue: int,
+        eos_token_ids: frozenset[int],
+        enable_prefix_caching: bool,
+        default_deadline_seconds: float | None,
+        token_bytes: TokenBytes | None,
+        failure_limit: int,
+        clock: Callable[[], float],
+    ) -> EngineStepper:
+        """A stepper with a scheduler for ``executor`` within the given limits.
+
+        Raises:
+            ConfigurationError: the limits cannot work.
+        """
+        memory = executor.get_memory_info()
+        memory = replace(
+            memory,
+            num_blocks=max(1, min(memory.num_blocks, max_total_tokens // memory.block_size)),
+            max_context=max_model_len,
+        )
+        config = SchedulerConfig(
+            max_queue=max_queue,
+            max_running=max_batch_size,
+            max_batch_tokens=max_num_batched_tokens,
+            enable_prefix_cache=enable_prefix_caching and executor.supports_feature("prefix_cache"),
+            block_copies=executor.supports_feature("block_copies"),
+            default_deadline_seconds=default_deadline_seconds,
+            seed=secrets.randbits(63),
+        )
+        scheduler = ContinuousBatchScheduler(memory, config, eos_token_ids=eos_token_ids)
+        return cls(
+            scheduler,
+            executor,
+            token_bytes=token_bytes,
+            clock=clock,
+            failure_limit=failure_limit,
+        )
+
+    def entry(self, request: GenerationRequest, sink: EventSink) -> RequestEntry:
+        """Prepare a validated request that arrives now. Any thread.
+
+        Raises:
+            InvalidRequestError: a stop string that is not Unicode text.
+        """
+        arrival = self._clock()
+        outputs = [
+            RequestOutput(request, arrival, self._token_bytes, choice)
+            for choice in range(request.sampling_params.n)
+        ]
+        return RequestEntry(request, sink, outputs)
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def add(self, entry: RequestEntry) -> None:
+        """Queue the request; a refusal by the scheduler is its last event."""
+        if entry.finished:  # failed meanwhile: the engine died
+            return
+        self._unchecked = True
+        self._entries[entry.request.request_id] = entry
+        try:
+            entry.sequence = self.scheduler.add_request(
+                entry.request, now=entry.outputs[0].times.arrival
+            )
+        except PocketLLMError as error:
+            self.fail(entry, error)
+
+    def cancel(self, entry: RequestEntry) -> None:
+        """End the request with ``cancelled``; harmless if it has ended."""
+        self._end(entry, "cancelled", None)
+
+    def fail(self, entry: RequestEntry, error: Exception) -> None:
+        """End the request with ``error``; harmless if it has ended."""
+        self._end(entry, "error", error)
+
+    # --- stepping -----------------------------------------------------------------------------
+
+    def step(self, drain: Callable[[], None]) -> bool:
+        """Run one step; false if there was nothing to do. ``drain`` runs the inbox's commands and
+        is called between execution and update.
+
+        Raises:
+            FatalEngineError: the executor is gone or keeps failing.
+        """
+        plan = self.scheduler.schedule(self._clock())
+        if plan is None:
+            return False
+        for slot in plan.reset_slots:
+            self.executor.reset_slot(slot)
+        for update in plan.finished:
+            self._apply(update, self._clock())
+        if not plan.requests:
+            return True
+        started = self._clock()
+        failure: Exception | None = None
+        updates: tuple[SequenceUpdate, ...] = ()
+        self.executing = True
+        try:
+            outputs = self.executor.execute_model(plan.requests)
+        except Exception as error:  # noqa: BLE001  (whatever it is, only this step failed)
+            failure = error
+        finally:
+            self.executing = False
+        now = self._clock()
+        drain()
+        if failure is None:
+            try:
+                updates = self.scheduler.update(plan, outputs, now)
+            except EngineError as error:  # outputs that do not belong to the plan
+                failure = error
+        if failure is None:
+            self._failures_in_a_row = 0
+        else:
+            updates = self._fail_step(plan, failure)
+        counters = self.counters
+        counters.steps += 1
+        counters.failed_steps += failure is not None
+        self._report = StepReport(
+            seconds=now - started,
+            sequences=len(plan.requests),
+            tokens=plan.num_tokens,
+            prefill_tokens=plan.num_prefill_tokens,
+            failed=failure is not None,
+            events=self._report.events,
+        )
+        for update in updates:
+            self._apply(update, now)
+        if now - self._stats_at >= _STATS_SECONDS:
+            self._snapshot(now)
+        if failure is not None:
+            self._check_alive(failure)
+        return True
+
+    def idle(self) -> None:
+        """Nothing can run: refresh the snapshot and, once per idle time, check the accounting."""
+        self._snapshot(self._clock())
+        if self._entries or not self._unchecked:
+            return
+        self._unchecked = False
+        try:
+            self.scheduler.check_integrity()
+        except Exception as error:  # noqa: BLE001  (reported, never fatal to users)
+            self.counters.integrity_failures += 1
+            self._snapshot(self._clock())
+            log_event(_log, logging.ERROR, "integrity check failed", exc_info=error)
+
+    def next_deadline(self) -> float | None:
+        """When the next open request expires, on the engine's clock.
+
+        Asked only when nothing can run, so a walk over what is open costs nobody anything.
+        """
+        default = self.scheduler.config.default_deadline_seconds
+        times = []
+        for entry in self._entries.values():
+            seconds = entry.request.deadline_seconds or default
+            if seconds is not None:
+                times.append(entry.outputs[0].times.arrival + seconds)
+        return min(times, default=None)
+
+    def take_report(self) -> StepReport | None:
+        """What happened since the last call; None if nothing did."""
+        report, self._report = self._report, StepReport()
+        return report if report.events or report.sequences else None
+
+    def close(self) -> None:
+        """Release the executor (once). Nothing may be open any more."""
+        if self._closed:
+            return
+        self._closed = True
+        self._snapshot(self._clock())
+        try:
+            self.executor.close()
+        except Exception as error:  # noqa: BLE001  (shutting down: nobody could act on it)
+            log_event(_log, logging.ERROR, "closing the executor failed", exc_info=error)
+
+    # --- details ------------------------------------------------------------------------------
+
+    def _fail_step(self, plan: StepPlan, failure: Exception) -> tuple[SequenceUpdate, ...]:
+        self._failures_in_a_row += 1
+        log_event(
+            _log,
+            logging.ERROR,
+            "step failed",
+            exc_info=failure,
+            sequences=len(plan.requests),
+            in_a_row=self._failures_in_a_row,
+        )
+        if not isinstance(failure, PocketLLMError):
+            reason = EngineError(f"computing this request failed: {failure}")
+            reason.__cause__ = failure
+            failure = reason
+        return self.scheduler.fail_step(plan, failure)
+
+    def _check_alive(self, failure: Exception) -> None:
+        if isinstance(failure, BackendUnavailableError):
+            raise FatalEngineError(f"the backend is gone: {failure}") from failure
+        if self._failures_in_a_row >= self._failure_limit:
+            raise FatalEngineError(
+                f"{self._failures_in_a_row} steps failed in a row, the last with: {failure}"
+            ) from failure
+
+    def _apply(self, update: SequenceUpdate, now: float) -> None:
+        """Output stage of one sequence. A failure here fails its request only."""
+        entry = self._entries.get(update.request_id)
+        if entry is None:
+            return
+        output = entry.outputs[update.choice_index]
+        if output.finished:
+            return
+        event: TokenEvent | None = None
+        try:
+            for token in update.token_ids:
+                piece = output.push(token, now, update.logprobs)
+                if piece is not None:
+                    event = piece if event is None else merge_events(event, piece)
+                if output.stop_string is not None:
+                    break
+        except Exception as error:  # noqa: BLE001  (a bug in text handling is one request's)
+            log_event(
+                _log,
+                logging.ERROR,
+                "output stage failed",
+                exc_info=error,
+                request_id=update.request_id,
+            )
+            self.fail(entry, EngineError(f"producing this request's text failed: {error}"))
+            return
+        if output.stop_string is not None:
+            if update.finish_reason is None:
+                self.scheduler.finish(update.request_id, "stop", update.choice_index)
+            self._finish(entry, output, "stop", now, stop_reason=output.stop_string, pending=event)
+        elif update.finish_reason is not None:
+            reason: FinishReason = update.finish_reason  # type: ignore[assignment]
+            self._finish(
+                entry,
+                output,
+                reason,
+                now,
+                stop_reason=update.stop_reason,
+                error=update.error,
+                pending=event,
+            )
+        elif event is not None:
+            self._deliver(entry, event)
+
+    def _end(self, entry: RequestEntry, reason: FinishReason, error: Exception | None) -> None:
+        if entry.finished:
+            return
+        self.scheduler.cancel(entry.request.request_id)
+        now = self._clock()
+        for output in entry.outputs:
+            if not output.finished:
+                self._finish(entry, output, reason, now, error=error)
+
+    def _finish(
+        self,
+        entry: RequestEntry,
+        output: RequestOutput,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop_reason: str | int | None = None,
+        error: Exception | None = None,
+        pending: TokenEvent | None = None,
+    ) -> None:
+        """End one choice; the last one ends the request."""
+        sequence = entry.sequence
+        if sequence is not None:
+            output.times.first_scheduled = sequence.first_scheduled_time
+            output.cached_tokens = sequence.cached_tokens
+        entry.open_choices -= 1
+        event = output.finish(
+            reason,
+            now,
+            stop_reason=stop_reason,
+            error=error,
+            pending=pending,
+            last=entry.open_choices == 0,
+        )
+        if event.last:
+            self._close_entry(entry, event)
+        self._deliver(entry, event)
+
+    def _close_entry(self, entry: RequestEntry, event: TokenEvent) -> None:
+        """Account for a request whose last event is about to go out, and log its one line."""
+        request_id = entry.request.request_id
+        self._entries.pop(request_id, None)
+        counters = self.counters
+        reason = event.finish_reason or "error"
+        completion = sum(output.num_tokens for output in entry.outputs)
+        cached = entry.outputs[0].cached_tokens
+        counters.requests[reason] += 1
+        counters.prompt_tokens += len(entry.request.prompt_tokens)
+        counters.generated_tokens += completion
+        counters.cached_tokens += cached
+        self.on_finish(entry)
+        timings = event.timings
+        log_event(
+            _log,
+            logging.WARNING if event.error is not None else logging.INFO,
+            "request finished",
+            request_id=request_id,
+            reason=reason,
+            prompt_tokens=len(entry.request.prompt_tokens),
+            completion_tokens=completion,
+            cached_tokens=cached,
+            queue_seconds=timings.queue_seconds if timings else None,
+            ttft_seconds=timings.ttft_seconds if timings else None,
+            tpot_seconds=timings.tpot_seconds if timings else None,
+            total_seconds=timings.total_seconds if timings else None,
+            error=event.error,
+        )
+
+    def _deliver(self, entry: RequestEntry, event: TokenEvent) -> None:
+        self._report = replace(self._report, events=self._report.events + 1)
+        try:
+            entry.sink(event)
+        except Exception as error:  # noqa: BLE001  (its client is gone, nobody else's business)
+            request_id = entry.request.request_id
+            log_event(_log, logging.WARNING, "sink raised", exc_info=error, request_id=request_id)
+            if not entry.finished:
+                self._abandon(entry, event)
+
+    def _abandon(self, entry: RequestEntry, event: TokenEvent) -> None:
+        """End a request whose sink raised: nothing is delivered any more."""
+        self.scheduler.cancel(entry.request.request_id)
+        now = self._clock()
+        entry.open_choices = 0
+        for output in entry.outputs:
+            if not output.finished:
+                event = output.finish("cancelled", now, last=True)
+        self._close_entry(entry, event)
+
+    def _snapshot(self, now: float) -> None:
+        self._stats_at = now
+        self.stats = make_stats(
+            self.scheduler.stats(), self.counters, self.scheduler.memory.max_slots
+        )
