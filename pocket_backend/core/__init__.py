@@ -8,6 +8,9 @@
 | ``plan`` | what ``schedule`` and ``update`` return |
 | ``queue`` | waiting requests in policy order |
 | ``admission`` | refusals: requests that can never run, a full queue |
+| ``deadlines`` | whose time is up |
+| ``prefix_wait`` | requests held back while a running one computes their prefix |
+| ``lifecycle`` | where each sequence is; the only code that moves one |
 | ``scheduler`` | ``ContinuousBatchScheduler`` |
 
 Imports ``api`` and ``kv`` only. docs/scheduling.md explains the policy.

@@ -36,6 +36,10 @@ class PrefixWait:
     def may_wait(self, sequence: ScheduledRequest) -> bool:
         return sequence.waited_steps < self._max_steps
 
+    def worthwhile(self, sequence: ScheduledRequest, matched: int) -> bool:
+        """Whether a whole block that the sequence would not have to compute is missing."""
+        return (matched + 1) * self._block_size < len(sequence.tokens)
+
     def hold(self, sequence: ScheduledRequest, writer: SequenceBlocks, matched: int) -> None:
         """``writer`` is computing the block after the ``matched`` ones. O(shared tokens), once."""
         other = writer.owner

@@ -228,16 +228,17 @@ class BlockManager:
         self._announce(blocks, tokens, len(tokens))
 
     def fork(
-        self, parent: SequenceBlocks, num_tokens: int, *, reserve: int = 0
-    ) -> tuple[SequenceBlocks, tuple[tuple[int, int], ...]] | None:
+        self, parent: SequenceBlocks, num_tokens: int
+    ) -> tuple[SequenceBlocks, tuple[tuple[int, int], ...]]:
         """A second table over the parent's first ``num_tokens`` computed tokens.
 
         Full blocks are shared; a partly filled last one is replaced by a new block and returned as
-        a copy (from, to) that the executor makes before it computes. None if there is no room.
+        a copy (from, to) that the executor makes before it computes.
+
+        Raises:
+            IntegrityError: no block is available for the copy (check ``num_available``).
         """
         shared, partial = divmod(num_tokens, self.block_size)
-        if self.num_available - (1 if partial else 0) < reserve:
-            return None
         self._epoch += 1
         child = SequenceBlocks()
         for block in parent.block_ids[:shared]:
