@@ -17,6 +17,8 @@ from pathlib import Path
 BUSY_LIMIT = 0.05
 """Largest share of the machine that foreign work may take during a measurement.  The kernel's two
 ways of counting time (ticks in /proc/stat, precise run time per process) differ by 1 to 2 %."""
+COUNTING_ERROR_SECONDS = 0.03
+"""Three ticks of 10 ms: what rounding alone may report on a measurement of any length."""
 
 _ROOT = Path(__file__).resolve().parent.parent
 _USEFUL_FLAGS = ("avx2", "f16c", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx")
@@ -103,20 +105,25 @@ class CpuUse:
     """What happened between two samples."""
 
     wall: float
-    own_cores: float
-    foreign_share: float
-    """CPU time of everything else over (wall x cores): 0 is a quiet machine."""
+    cores: int
+    own_seconds: float
+    foreign_seconds: float
+    """CPU time of everything but the measured work, time stolen by other machines included."""
+
+    @property
+    def foreign_share(self) -> float:
+        """Foreign CPU time over (wall x cores): 0 is a quiet machine."""
+        return self.foreign_seconds / (self.wall * self.cores)
 
     def quiet(self, limit: float = BUSY_LIMIT) -> bool:
-        return self.foreign_share <= limit
+        return self.foreign_seconds <= limit * self.wall * self.cores + COUNTING_ERROR_SECONDS
 
 
 def cpu_use(before: CpuSample, after: CpuSample, cores: int) -> CpuUse:
     """The difference of two samples of a machine with ``cores`` CPUs."""
     wall = max(after.wall - before.wall, 1e-9)
     own = after.own - before.own
-    foreign = max(0.0, (after.busy - before.busy) - own)
-    return CpuUse(wall, own / wall, foreign / (wall * cores))
+    return CpuUse(wall, cores, own, max(0.0, (after.busy - before.busy) - own))
 
 
 def take_sample(pids: tuple[int, ...]) -> CpuSample:

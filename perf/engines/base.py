@@ -83,7 +83,5 @@ def check_result(name: str, result: BatchResult, requests: int, max_new_tokens: 
     """
     counts = [len(request.token_ids) for request in result.requests]
     if counts != [max_new_tokens] * requests:
-        raise EngineFailure(
-            f"{name}: asked for {requests} x {max_new_tokens} tokens, got {counts}"
-        )
+        raise EngineFailure(f"{name}: asked for {requests} x {max_new_tokens} tokens, got {counts}")
     return result

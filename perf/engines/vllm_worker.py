@@ -1,4 +1,4 @@
-"""vLLM on the CPU, offline and in one process; weights dequantised to bf16 (it does not read Q4_1)."""
+"""vLLM on the CPU, offline, in one process; bf16 weights, since it does not read Q4_1."""
 
 from __future__ import annotations
 
