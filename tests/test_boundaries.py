@@ -7,6 +7,7 @@ can show that it detects a violation.
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -194,10 +195,11 @@ def cpp_include_direction(path: PurePosixPath, source: str) -> Iterator[str]:
         header = PurePosixPath(match.group(1))
         line = source.count("\n", 0, match.start()) + 1
         target = header.parts[1] if header.parts[0] == "pocket" and len(header.parts) > 2 else None
+        if header.parts[0] == "..":  # a private header: it must not be another layer's
+            resolved = PurePosixPath(posixpath.normpath(path.parent / header))
+            target = cpp_layer(resolved) or f"{resolved.parent}"
         if target is not None and target != layer and target not in allowed:
             yield f"{path}:{line}: {layer} may not include {header}"
-        if header.parts[0] == "..":
-            yield f"{path}:{line}: {header}: include by its path under include/ or src/<layer>"
 
 
 def models_reach_kernels_through_the_table(path: PurePosixPath, source: str) -> Iterator[str]:
@@ -279,6 +281,8 @@ def test_every_package_is_in_the_table() -> None:
         (cpp_include_direction, "cpp_engine/src/models/a.cpp", '#include "pocket/runtime/e.h"'),
         (cpp_include_direction, "cpp_engine/include/pocket/io/a.h", '#include "pocket/cpu/k.h"'),
         (cpp_include_direction, "cpp_engine/src/novel/a.cpp", ""),
+        (cpp_include_direction, "cpp_engine/src/models/a.cpp", '#include "../runtime/e.h"'),
+        (cpp_include_direction, "cpp_engine/src/models/a.cpp", '#include "../../tests/kv/e.h"'),
         (
             models_reach_kernels_through_the_table,
             "cpp_engine/src/models/a.cpp",
@@ -304,6 +308,7 @@ def test_rule_detects_a_violation(rule: Rule, path: str, source: str) -> None:
         (native_only_in_cpp_executor, "pocket_backend/executors/cpp_engine.py",
          "def f():\n    import pocket_cpp_core"),
         (cpp_include_direction, "cpp_engine/src/runtime/a.cpp", '#include "pocket/cpu/k.h"'),
+        (cpp_include_direction, "cpp_engine/src/models/b/a.h", '#include "../compute.h"'),
         (cpp_include_direction, "cpp_engine/tests/kv/a.cpp", '#include "pocket/runtime/e.h"'),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "pocket_cpp_core", "numpy", "tokenizers", "jinja2", "asyncio")
+HEAVY = ("torch", "transformers", "pocket_cpp_core", "numpy", "tokenizers", "asyncio")
 
 
 def _loaded_after(statement: str) -> set[str]:
