@@ -19,11 +19,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pocket_backend.api import (
-    EngineError,
     GenerationRequest,
     InvalidRequestError,
     PocketLLMError,
     RequestCancelledError,
+    TokenEvent,
 )
 from pocket_backend.engine.unified import UnifiedEngine
 from pocket_backend.observability.logging import configure_logging, get_logger, log_event
@@ -187,33 +187,40 @@ class _Stream:
         # stream=false: `generate` on a decoupled model allows exactly one response.
         self._sum = None if parameters.stream else IncrementSum()
 
-    def __call__(self, event: Any) -> None:
-        """Send what ``event`` carries; the last event ends the sender."""
-        last = event.finish_reason is not None
+    def __call__(self, event: TokenEvent) -> None:
+        """Send what ``event`` carries; the last event ends the sender.
+
+        Raises whatever sending raises, after ending the sender: the engine then cancels the request
+        and does not call again.
+        """
         try:
-            if last and event.finish_reason in ("error", "cancelled"):
-                error = event.error or (
-                    RequestCancelledError("the request was cancelled")
-                    if event.finish_reason == "cancelled"
-                    else EngineError("the request failed")
-                )
-                self._end(error_response(self._model._pb, error))
-                return
-            increment = Increment.of(event)
-            if self._sum is not None:
-                increment = self._sum.add(increment)
-                if not last:
-                    return
-            response = self._writer.response(increment)
-            if last:
-                self._end(response)
-            else:
-                self._sender.send(response)
+            self._send(event)
+        except Exception as error:
+            self._end(self._error(error))
+            raise
         finally:
-            if last:
-                self._end(None)
+            if self.ended:
                 self._model._forget(self)
                 self._model._metrics.finished(event)
+
+    def _send(self, event: TokenEvent) -> None:
+        last = event.finish_reason is not None
+        if event.finish_reason in ("error", "cancelled"):
+            self._end(self._error(event.error or RequestCancelledError("cancelled")))
+            return
+        increment = Increment.of(event)
+        if self._sum is not None:
+            increment = self._sum.add(increment)
+            if not last:
+                return
+        response = self._writer.response(increment)
+        if last:
+            self._end(response)
+        else:
+            self._sender.send(response)
+
+    def _error(self, error: BaseException) -> Any:
+        return error_response(self._model._pb, error, key=self.key, client_id=self.client_id)
 
     def client_is_gone(self) -> bool:
         return self._sender is not None and bool(self._sender.is_cancelled())

@@ -74,7 +74,10 @@ class MetricsBridge:
 
     def after_step(self, now: float, *, idle: bool) -> None:
         """Called after every step."""
-        if now >= self._next_flush or (idle and not self._was_idle):
+        if idle and not self._was_idle and self._engine is not None:
+            # After this turn: the engine's snapshot is refreshed when it finds nothing to run.
+            self._engine.post(self._flush)
+        elif now >= self._next_flush:
             self._next_flush = now + _PERIOD
             self._flush()
         self._was_idle = idle

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
-from pocket_backend.api.errors import InvalidRequestError, UnsupportedFeatureError
+from pocket_backend.api.errors import InvalidRequestError, UnsupportedFeatureError, short_repr
 from pocket_backend.api.sampling_params import SamplingParams
 from pocket_backend.triton.fields import BY_NAME, IGNORED_PARAMETERS, REFUSED, Field
 
@@ -76,9 +76,8 @@ class _Collected:
         converted = _convert(found, name, value)
         if found.only and converted not in found.only:
             raise UnsupportedFeatureError(
-                name, f"got {converted!r}; {found.help} Leave it out or send {found.range}.",
-                field=name,
-            )  # fmt: skip
+                name, f"got {short_repr(value)}; leave it out or send {found.range}", field=name
+            )
         if found.name in self.values and self.values[found.name] != converted:
             raise InvalidRequestError(
                 f"{name}: given twice with different values (also as {self.names[found.name]})",

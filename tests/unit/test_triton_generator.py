@@ -1,0 +1,248 @@
+"""The generator's runtime over the fake executor and doubles of Triton's objects.
+
+What must hold whatever happens: every sender is ended exactly once, only the engine thread touches
+senders, and nothing is kept afterwards.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from triton_doubles import (
+    InferenceResponse,
+    Request,
+    Sender,
+    ints,
+    make_pb_utils,
+    model_args,
+    strings,
+)
+
+from pocket_backend.api import SamplingParams
+from pocket_backend.text import chunk_text
+from pocket_backend.triton.generator import GeneratorModel
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[GeneratorModel]:
+    monkeypatch.setenv("POCKETLLM_FAKE_OPTIONS", json.dumps({"eos_probability": 0.02}))
+    made = GeneratorModel(make_pb_utils(), model_args(model="fake", drain_seconds="0"))
+    yield made
+    made.close()
+
+
+def request(
+    *ids: int,
+    stream: bool = True,
+    request_id: str = "",
+    outputs: tuple[str, ...] = (),
+    **fields: object,
+) -> Request:
+    inputs = {"input_ids": ints(*ids), "stream": np.array([stream])}
+    return Request(
+        inputs, parameters={"max_tokens": 20, **fields}, request_id=request_id, outputs=outputs
+    )
+
+
+def text_of(model: GeneratorModel, responses: list[InferenceResponse]) -> str:
+    """What the detokenizer makes of the responses."""
+    table = model._engine.tokenizer.token_bytes  # type: ignore[union-attr]
+    return "".join(
+        chunk_text(r.ids("context_ids"), r.ids("token_ids"), r.ids("text_range"), table)  # type: ignore[arg-type]
+        for r in responses
+    )
+
+
+def in_process(model: GeneratorModel, ids: list[int], **sampling: object) -> tuple[list[int], str]:
+    tokens, text = [], ""
+    for event in model._engine.generate(ids, sampling_params=SamplingParams(**sampling)):  # type: ignore[arg-type]
+        if event["type"] == "token":
+            tokens.append(event["token_id"])
+        text += event["text"]  # type: ignore[operator]
+    return tokens, text
+
+
+def control(model: GeneratorModel, body: object) -> dict[str, object]:
+    asked = Request({"control": strings(json.dumps(body))})
+    model.execute([asked])
+    (response,) = asked.sender.wait()
+    result: dict[str, object] = json.loads(response.text("control_result"))
+    return result
+
+
+def settle(model: GeneratorModel) -> None:
+    """Return when the engine thread has done what it was told before."""
+    done = threading.Event()
+    model._engine.post(done.set)
+    assert done.wait(10)
+
+
+def test_stream_and_single_response_equal_the_engine(model: GeneratorModel) -> None:
+    streamed, single = request(1, 2, 3), request(1, 2, 3, stream=False)
+    model.execute([streamed, single])
+    responses, (whole,) = streamed.sender.wait(), single.sender.wait()
+    tokens, text = in_process(model, [1, 2, 3], max_tokens=20)
+    assert len(responses) > 1
+    assert [t for r in responses for t in r.ids("token_ids")] == tokens
+    assert text_of(model, responses) == text
+    assert list(whole.ids("token_ids")) == tokens
+    assert text_of(model, [whole]) == text
+    for last in (responses[-1], whole):
+        assert last.text("finish_reason") in ("length", "stop")
+        assert last.tensors["num_input_tokens"] == [3]
+        assert last.tensors["num_output_tokens"] == [len(tokens)]
+    assert all(r.text("finish_reason") == "" for r in responses[:-1])
+
+
+def test_stop_strings_with_broken_utf8_around_them(model: GeneratorModel) -> None:
+    """The merged single response must cover exactly the released bytes, whatever was held back."""
+    for seed in range(8):
+        _, free = in_process(model, [seed + 1], max_tokens=60, ignore_eos=True)
+        stop = next(free[i : i + 2] for i in range(10, 60) if "\ufffd" not in free[i : i + 2])
+        asked = {"max_tokens": 60, "ignore_eos": True, "stop": stop}
+        streamed, single = request(seed + 1, **asked), request(seed + 1, stream=False, **asked)
+        model.execute([streamed, single])
+        text = text_of(model, streamed.sender.wait())
+        assert text == text_of(model, single.sender.wait()) == free[: free.index(stop)]
+        assert streamed.sender.responses[-1].text("stop_reason") == stop
+
+
+def test_only_requested_outputs_are_built(model: GeneratorModel) -> None:
+    asked = request(1, outputs=("token_ids",))
+    model.execute([asked])
+    assert {name for r in asked.sender.wait() for name in r.tensors} == {"token_ids"}
+
+
+def test_many_at_once_end_exactly_once_on_one_thread(model: GeneratorModel) -> None:
+    """T1: 120 concurrent decoupled requests, good and bad."""
+    good = [request(*range(1, 2 + i % 50), stream=i % 2 == 0) for i in range(120)]
+    bad = [request(1, max_tokens=0), request(1, nonsense=1), Request({}), request(5000)]
+    model.execute([*good, *bad])
+    for asked in (*good, *bad):
+        asked.sender.wait()
+    settle(model)
+    threads = {name for asked in (*good, *bad) for name in asked.sender.threads}
+    assert len(threads) == 1
+    assert threading.current_thread().name not in threads
+    assert all(asked.sender.finals == 1 for asked in (*good, *bad))
+    assert [asked.sender.error.code() for asked in bad] == [3] * 4
+    assert control(model, {"stats": True})["open_streams"] == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (request(1, max_tokens=0), "max_tokens: got 0"),
+        (request(1, temperature="NaN"), "temperature: got 'NaN'"),
+        (request(1, unheard_of=1), "unheard_of: unknown field"),
+        (request(256), "prompt"),
+        (request(-1), "prompt"),
+        (request(*[1] * 5000), "prompt: got 5000 tokens"),
+        (Request({"stream": np.array([True])}), "input_ids: missing"),
+        (Request({"input_ids": ints()}), "prompt"),
+        (Request({"input_ids": np.array([1.5], dtype=np.float32)}), "input_ids: must be integers"),
+        (Request({"input_ids": ints(1), "sampling_parameters": strings(b"\xff")}), "sampling_par"),
+        (Request({"control": strings("{}")}), "control: got"),
+        (Request({"control": strings("x" * 100_000)}), "control: got"),
+        (Request({"control": strings('{"stats": true, "cancel_key": "x"}')}), "control: got"),
+    ],
+)
+def test_bad_requests_get_an_error_and_the_final_flag(
+    model: GeneratorModel, asked: Request, message: str
+) -> None:
+    asked.sender = Sender()  # parametrized objects are shared between runs
+    model.execute([asked])
+    assert asked.sender.error.message().startswith(message)
+    assert asked.sender.error.code() == 3
+    assert len(asked.sender.error.message()) < 500
+    assert asked.sender.finals == 1
+
+
+def test_an_exception_while_reading_still_ends_the_sender(model: GeneratorModel) -> None:
+    class Broken(Request):
+        def inputs(self) -> list:
+            raise RuntimeError("secret detail")
+
+    broken, good = Broken({}), request(1)
+    model.execute([broken, good])
+    assert broken.sender.error.message() == "internal error: RuntimeError"
+    assert good.sender.wait()[-1].error is None
+
+
+def test_client_that_is_gone_frees_its_slot(model: GeneratorModel) -> None:
+    asked = request(1, max_tokens=3000, ignore_eos=True)
+    asked.sender.gone = True
+    model.execute([asked])
+    assert asked.sender.error.code() == 7
+    settle(model)
+    stats = control(model, {"stats": True})
+    assert (stats["open_streams"], stats["running"], stats["blocks_used"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["cancel_key", "cancel_request_id"])
+def test_cancel_by_control(model: GeneratorModel, how: str) -> None:
+    seen = threading.Event()
+    asked = request(1, max_tokens=3500, ignore_eos=True, request_id="mine")
+    asked.sender.fail = lambda _response: seen.set()
+    model.execute([asked])
+    assert seen.wait(10)
+    key = asked.sender.responses[0].text("stream_key") if how == "cancel_key" else "mine"
+    assert control(model, {how: key}) == {"cancelled": 1}
+    assert asked.sender.error.code() == 7
+    assert control(model, {how: key}) == {"cancelled": 0}
+
+
+def test_deadline_ends_with_an_error(model: GeneratorModel) -> None:
+    asked = [
+        request(1, max_tokens=4000, ignore_eos=True, timeout_ms=1, request_id=name)
+        for name in ("", "mine")
+    ]
+    model.execute(asked)
+    # Without the stream's key, which is what cancels it.
+    assert asked[0].sender.error.message().startswith("not finished within 0.001 s")
+    assert asked[1].sender.error.message().startswith("request 'mine': not finished")
+
+
+def test_a_send_that_fails_ends_that_stream_only(model: GeneratorModel) -> None:
+    def fail(response: InferenceResponse | None) -> None:
+        if response is not None:
+            raise RuntimeError("Failed to send")
+
+    broken, good = request(1), request(2)
+    broken.sender.fail = fail
+    model.execute([broken, good])
+    assert good.sender.wait()[-1].error is None
+    assert broken.sender.wait() == []
+    assert broken.sender.finals == 1
+
+
+def test_nothing_is_kept_after_the_final_response(model: GeneratorModel) -> None:
+    """T7: a reference to a sender or request keeps the model from being unloaded."""
+    asked = [request(1), request(1, stream=False), request(1, max_tokens=0)]
+    references = [weakref.ref(item) for r in asked for item in (r, r.sender)]
+    model.execute(asked)
+    for item in asked:
+        item.sender.wait()
+    del asked, item
+    settle(model)
+    settle(model)
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 6
+
+
+def test_close_ends_what_is_open_and_refuses_the_rest() -> None:
+    model = GeneratorModel(make_pb_utils(), model_args(model="fake", drain_seconds="0"))
+    open_stream = request(1, max_tokens=4000, ignore_eos=True)
+    model.execute([open_stream])
+    model.close()
+    assert open_stream.sender.error.code() == 4
+    late = request(1)
+    model.execute([late])
+    assert late.sender.error.code() == 4
+    assert late.sender.finals == 1
