@@ -20,20 +20,25 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
     """The events of one request for a consumer on an event loop.
 
     Like ``TokenStream``: the engine never waits, and what is unread is bounded by ``max_tokens``.
-    The sink side runs on the engine thread. ``aclose``, leaving ``async with``, or cancelling the
-    task that waits for the next event cancels the request.
+    ``aclose``, leaving ``async with``, dropping the stream, or cancelling the task that waits for
+    the next event cancels the request.
     """
 
-    def __init__(self, request_id: str, engine: UnifiedEngine) -> None:
-        self.request_id = request_id
+    def __init__(self, request: GenerationRequest, engine: UnifiedEngine) -> None:
+        """Submit ``request``; raises as ``UnifiedEngine.submit``."""
+        self.request_id = request.request_id
         self._engine = engine
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
-        self._finished = False
+        self._finished = True  # until the request is admitted
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self._events = events
 
-    def __call__(self, event: TokenEvent) -> None:
-        """The sink side; raises (which cancels the request) once the event loop is closed."""
-        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        def sink(event: TokenEvent) -> None:
+            # Raises once the event loop is closed, which cancels the request.
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        engine.submit(request, sink)
+        self._finished = False
 
     async def __anext__(self) -> TokenEvent:
         if self._finished:
@@ -45,10 +50,6 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
             raise
         self._finished = event.last
         return event
-
-    def detach(self) -> None:
-        """The request was never submitted: there is nothing to read or cancel."""
-        self._finished = True
 
     def cancel(self) -> bool:
         """Ask the engine to end the request; its last event still comes."""
@@ -67,7 +68,7 @@ class AsyncTokenStream(AsyncIterator[TokenEvent]):
         await self.aclose()
 
     def __del__(self) -> None:
-        if not self._finished:
+        if not getattr(self, "_finished", True):
             self._engine.cancel(self.request_id)
 
 
@@ -174,13 +175,7 @@ class AsyncLLM:
         await self.aclose()
 
     def _stream(self, request: GenerationRequest) -> AsyncTokenStream:
-        stream = AsyncTokenStream(request.request_id, self.engine)
-        try:
-            self.engine.submit(request, stream)
-        except BaseException:
-            stream.detach()
-            raise
-        return stream
+        return AsyncTokenStream(request, self.engine)
 
     async def _collect(self, request: GenerationRequest) -> GenerationResult:
         collector = ResultCollector()

@@ -19,6 +19,7 @@ from pocket_backend.api import (
 )
 from pocket_backend.engine.streams import ResultCollector, TokenStream
 from pocket_backend.engine.unified import UnifiedEngine, new_request_id
+from pocket_backend.engine.validation import token_tuple
 
 if TYPE_CHECKING:
     from pocket_backend.observability.health import HealthStatus
@@ -256,7 +257,7 @@ class LLM:
     ) -> GenerationRequest:
         return GenerationRequest(
             request_id=request_id or new_request_id(),
-            prompt_tokens=tuple(tokens),
+            prompt_tokens=token_tuple(tokens),
             sampling_params=params,
         )
 

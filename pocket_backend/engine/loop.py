@@ -11,6 +11,7 @@ condition when nothing can run; it never polls.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -38,6 +39,11 @@ _log = get_logger("engine")
 
 StepHook = Callable[["StepReport"], None]
 _Command = Callable[[], None]
+_SHUTTING_DOWN = "the engine is shutting down; send the request elsewhere"
+_LEAST_WAIT = 0.001
+"""Seconds; the scheduler counts a deadline from when it saw the request, a little after arrival."""
+_EXIT_JOIN_SECONDS = 30.0
+"""A step that hangs must not keep the interpreter from exiting for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,9 @@ class EngineLoop:
             if self._state != "starting":
                 raise EngineError(f"start: the engine is {self._state}")
             self._state = "ok"
+        # The threads are daemons, so that an engine nobody closed does not keep the interpreter
+        # alive; it is closed in order all the same.
+        atexit.register(self._stop_at_exit)
         self._thread.start()
         if self._monitor is not None:
             self._monitor.start()
@@ -120,7 +129,7 @@ class EngineLoop:
             if self._state == "dead":
                 raise BackendUnavailableError(f"the engine is dead: {self._message}")
             if self._state in ("draining", "stopped"):
-                raise OverloadedError("the engine is shutting down; send the request elsewhere")
+                raise OverloadedError(_SHUTTING_DOWN)
             if request_id in self._open:
                 raise InvalidRequestError.of(
                     "request_id", request_id, "a request with this id is open; choose another"
@@ -239,6 +248,15 @@ class EngineLoop:
         """Counters and gauges as of the last step."""
         return self._stepper.stats
 
+    def ask_to_stop(self, drain_seconds: float = 0.0) -> None:
+        """The first half of ``stop``: refuse new requests; never waits."""
+        with self._wake:
+            deadline = self._clock() + max(0.0, drain_seconds)
+            self._stop_at = deadline if self._stop_at is None else min(self._stop_at, deadline)
+            if self._state == "ok":
+                self._state = "draining"
+            self._wake.notify_all()
+
     def stop(self, drain_seconds: float = 0.0, join_seconds: float | None = None) -> bool:
         """Refuse new requests, let open ones run for ``drain_seconds``, fail the rest, close.
 
@@ -250,16 +268,11 @@ class EngineLoop:
             never_started = self._state == "starting"
             if never_started:
                 self._state = "stopped"
-            else:
-                deadline = self._clock() + max(0.0, drain_seconds)
-                self._stop_at = deadline if self._stop_at is None else min(self._stop_at, deadline)
-                if self._state == "ok":
-                    self._state = "draining"
-                self._wake.notify_all()
         if never_started:
             self._stepper.close()
             self._ended.set()
             return True
+        self.ask_to_stop(drain_seconds)
         current = threading.current_thread()
         if current is self._thread:
             return False
@@ -267,6 +280,9 @@ class EngineLoop:
         if self._monitor is not None and current is not self._monitor and self._ended.is_set():
             self._monitor.join()
         return self._ended.is_set()
+
+    def _stop_at_exit(self) -> None:
+        self.stop(0.0, _EXIT_JOIN_SECONDS)
 
     # --- engine thread ------------------------------------------------------------------------
 
@@ -297,12 +313,16 @@ class EngineLoop:
             self._wait()
 
     def _drain(self) -> None:
-        """Run what is in the inbox, in order."""
-        while True:
-            with self._wake:
-                if not self._inbox:
-                    return
-                command = self._inbox.popleft()
+        """Run what is in the inbox, in order; what these commands post comes next time."""
+        if not self._inbox:
+            return
+        with self._wake:
+            commands = list(self._inbox)
+            self._inbox.clear()
+        self._run_commands(commands)
+
+    def _run_commands(self, commands: Sequence[_Command]) -> None:
+        for command in commands:
             try:
                 command()
             except Exception as error:  # noqa: BLE001  (one command must not end the loop)
@@ -310,14 +330,14 @@ class EngineLoop:
 
     def _wait(self) -> None:
         """Sleep until the inbox fills, a deadline passes or the drain ends."""
-        self._stepper.idle()
+        if self._state != "dead":
+            self._stepper.idle()
         with self._wake:
-            if self._inbox:
+            if self._inbox or self._should_end():
                 return
             times = [t for t in (self._stepper.next_deadline(), self._stop_at) if t is not None]
-            timeout = max(0.0, min(times) - self._clock()) if times else None
-            if timeout is None or timeout > 0.0:
-                self._wake.wait(timeout)
+            timeout = max(_LEAST_WAIT, min(times) - self._clock()) if times else None
+            self._wake.wait(timeout)
 
     def _should_end(self) -> bool:
         with self._wake:
@@ -346,36 +366,30 @@ class EngineLoop:
         with self._wake:
             self._open.pop(entry.request.request_id, None)
 
-    def _fail_open(self, error: Exception) -> None:
+    def _fail_open(self, make_error: Callable[[], Exception]) -> None:
+        """Each request gets its own exception: they are raised on different threads."""
         with self._wake:
             entries = list(self._open.values())
         for entry in entries:
-            self._stepper.fail(entry, error)
+            self._stepper.fail(entry, make_error())
 
     def _die(self, reason: str) -> None:
         with self._wake:
             self._state, self._message = "dead", reason
         log_event(_log, logging.CRITICAL, "engine dead", reason=reason)
-        self._fail_open(EngineError(f"the engine died: {reason}"))
+        self._fail_open(lambda: EngineError(f"the engine died: {reason}"))
 
     def _end(self) -> None:
-        """Nothing may be left open, and nothing may be put into the inbox afterwards."""
-        self._drain()
-        self._fail_open(OverloadedError("the engine is shutting down; send the request elsewhere"))
+        """Nothing may be left open, and nothing can be put into the inbox from here on."""
         with self._wake:
-            if self._state != "dead":
-                self._state = "stopped"
             self._state, rest = "stopped", list(self._inbox)
             self._inbox.clear()
-        for command in rest:
-            try:
-                command()
-            except Exception as error:  # noqa: BLE001  (as in _drain)
-                log_event(_log, logging.ERROR, "posted callable raised", exc_info=error)
-        self._fail_open(OverloadedError("the engine is shutting down; send the request elsewhere"))
+        self._run_commands(rest)
+        self._fail_open(lambda: OverloadedError(_SHUTTING_DOWN))
         self._run_hooks()
         self._stepper.close()
         self._ended.set()
+        atexit.unregister(self._stop_at_exit)
 
     # --- watchdog thread ----------------------------------------------------------------------
 

@@ -139,6 +139,21 @@ class RequestOutput:
             last=last,
         )
 
+    def give_up(self, error: Exception, now: float, *, last: bool) -> TokenEvent:
+        """The last event when ``finish`` itself failed: no text, but an end."""
+        self.finished = True
+        self.times.finished = now
+        return TokenEvent(
+            request_id=self.request_id,
+            token_ids=(),
+            finish_reason="error",
+            usage=self.usage(),
+            timings=self.times.metrics(self.num_tokens),
+            error=error,
+            choice_index=self.choice_index,
+            last=last,
+        )
+
     def usage(self) -> Usage:
         return Usage(self.prompt_tokens, self.num_tokens, self.cached_tokens)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pocket_backend.text.token_bytes import TokenBytes
 
 _log = get_logger("engine")
+_NO_TEXT = "producing this request's text failed"
 _STATS_SECONDS = 0.1
 """A snapshot costs some microseconds; readers do not need one per step."""
 
@@ -331,14 +332,8 @@ class EngineStepper:
                 if output.stop_string is not None:
                     break
         except Exception as error:  # noqa: BLE001  (a bug in text handling is one request's)
-            log_event(
-                _log,
-                logging.ERROR,
-                "output stage failed",
-                exc_info=error,
-                request_id=update.request_id,
-            )
-            self.fail(entry, EngineError(f"producing this request's text failed: {error}"))
+            self._log_output_failure(entry, error)
+            self.fail(entry, EngineError(f"{_NO_TEXT}: {error}"))
             return
         if output.stop_string is not None:
             if update.finish_reason is None:
@@ -358,14 +353,37 @@ class EngineStepper:
         elif event is not None:
             self._deliver(entry, event)
 
+    def _log_output_failure(self, entry: RequestEntry, error: Exception) -> None:
+        log_event(
+            _log,
+            logging.ERROR,
+            "output stage failed",
+            exc_info=error,
+            request_id=entry.request.request_id,
+        )
+
     def _end(self, entry: RequestEntry, reason: FinishReason, error: Exception | None) -> None:
         if entry.finished:
             return
-        self.scheduler.cancel(entry.request.request_id)
+        self._drop(entry)
         now = self._clock()
         for output in entry.outputs:
             if not output.finished:
                 self._finish(entry, output, reason, now, error=error)
+
+    def _drop(self, entry: RequestEntry) -> None:
+        """Take the request out of the scheduler. Its client gets a last event even if that fails:
+        then the loop finds the scheduler broken in the next step."""
+        try:
+            self.scheduler.cancel(entry.request.request_id)
+        except Exception as error:  # noqa: BLE001
+            log_event(
+                _log,
+                logging.CRITICAL,
+                "the scheduler could not drop a request",
+                exc_info=error,
+                request_id=entry.request.request_id,
+            )
 
     def _finish(
         self,
@@ -384,14 +402,14 @@ class EngineStepper:
             output.times.first_scheduled = sequence.first_scheduled_time
             output.cached_tokens = sequence.cached_tokens
         entry.open_choices -= 1
-        event = output.finish(
-            reason,
-            now,
-            stop_reason=stop_reason,
-            error=error,
-            pending=pending,
-            last=entry.open_choices == 0,
-        )
+        last = entry.open_choices == 0
+        try:
+            event = output.finish(
+                reason, now, stop_reason=stop_reason, error=error, pending=pending, last=last
+            )
+        except Exception as broken:  # noqa: BLE001  (a bug in text handling is one request's)
+            self._log_output_failure(entry, broken)
+            event = output.give_up(EngineError(f"{_NO_TEXT}: {broken}"), now, last=last)
         if event.last:
             self._close_entry(entry, event)
         self._deliver(entry, event)
@@ -438,7 +456,7 @@ class EngineStepper:
 
     def _abandon(self, entry: RequestEntry, event: TokenEvent) -> None:
         """End a request whose sink raised: nothing is delivered any more."""
-        self.scheduler.cancel(entry.request.request_id)
+        self._drop(entry)
         now = self._clock()
         entry.open_choices = 0
         for output in entry.outputs:

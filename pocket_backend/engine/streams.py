@@ -27,19 +27,22 @@ class TokenStream(Iterator[TokenEvent]):
     The engine never waits for a consumer, and what a slow one leaves unread is bounded by the
     request's own ``max_tokens`` (at most one event per token), so the queue needs no limit.
 
-    Iterating ends after the last event. ``close()`` (or leaving the ``with`` block) cancels a
-    request that is still open. One consumer thread; ``cancel`` and ``close`` from any thread.
+    Iterating ends after the last event. ``close()``, leaving the ``with`` block, or dropping the
+    stream cancels a request that is still open. One consumer thread; ``cancel`` and ``close`` from
+    any thread.
     """
 
     def __init__(self, request_id: str, cancel: Callable[[str], bool]) -> None:
         self.request_id = request_id
         self._cancel = cancel
         self._events: SimpleQueue[TokenEvent] = SimpleQueue()
+        # Not a method of this object: the engine must not keep a dropped stream alive.
+        self.sink: EventSink = self._events.put
         self._finished = False
 
-    def __call__(self, event: TokenEvent) -> None:
-        """The sink side (engine thread)."""
-        self._events.put(event)
+    def detach(self) -> None:
+        """The request was never admitted: nothing to read or cancel."""
+        self._finished = True
 
     def get(self, timeout: float | None = None) -> TokenEvent:
         """The next event.
@@ -71,6 +74,10 @@ class TokenStream(Iterator[TokenEvent]):
         if not self._finished:
             self._finished = True
             self._cancel(self.request_id)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_finished", True):
+            self.close()
 
     def __enter__(self) -> Self:
         return self

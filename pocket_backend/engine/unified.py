@@ -21,7 +21,7 @@ from pocket_backend.api import (
 from pocket_backend.engine.loop import EngineLoop, LoopOptions
 from pocket_backend.engine.stepper import EngineStepper
 from pocket_backend.engine.streams import EventSink, TokenStream
-from pocket_backend.engine.validation import RequestLimits, validate_request
+from pocket_backend.engine.validation import RequestLimits, token_tuple, validate_request
 from pocket_backend.observability.logging import get_logger, log_event
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pocket_backend.text.tokenizer import Tokenizer
 
 _log = get_logger("engine")
-_EXIT_JOIN_SECONDS = 30.0
-"""A step that hangs must not keep the interpreter from exiting for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +105,14 @@ class UnifiedEngine:
             ConfigurationError: limits that cannot work together.
         """
         memory = backend.get_memory_info()
+        for field, value, low in (
+            ("max_batch_size", max_batch_size, 1),
+            ("max_total_tokens", max_total_tokens, memory.block_size),
+        ):
+            if type(value) is not int or value < low:
+                raise ConfigurationError(
+                    f"{field}: got {value!r}; must be an integer of at least {low}"
+                )
         context = memory.max_context
         if max_model_len is not None:
             if max_model_len > context:
@@ -164,8 +170,11 @@ class UnifiedEngine:
             on_step_end=on_step_end,
         )
         self._loop.start()
-        # Runs when this object is collected and at interpreter exit; the loop does not refer back.
-        self._finalizer = weakref.finalize(self, self._loop.stop, 0.0, _EXIT_JOIN_SECONDS)
+        # For an engine that is dropped without close; the loop does not refer back to it. It only
+        # asks: a collector that waits for a thread could wait for itself. At exit the loop stops
+        # itself.
+        self._finalizer = weakref.finalize(self, self._loop.ask_to_stop)
+        self._finalizer.atexit = False
 
     @classmethod
     def from_args(cls, args: EngineArgs, *, on_step_end: Sequence[StepHook] = ()) -> UnifiedEngine:
@@ -219,7 +228,11 @@ class UnifiedEngine:
     def stream(self, request: GenerationRequest) -> TokenStream:
         """``submit`` with a thread-safe stream to iterate over."""
         stream = TokenStream(request.request_id, self.cancel)
-        self.submit(request, stream)
+        try:
+            self.submit(request, stream.sink)
+        except BaseException:
+            stream.detach()
+            raise
         return stream
 
     def generate(
@@ -253,7 +266,7 @@ class UnifiedEngine:
             )
         request = GenerationRequest(
             request_id=request_id or new_request_id(),
-            prompt_tokens=tuple(prompt_tokens),
+            prompt_tokens=token_tuple(prompt_tokens),
             sampling_params=sampling_params,
             priority=priority,
             deadline_seconds=deadline_seconds,
@@ -303,8 +316,8 @@ class UnifiedEngine:
 
         Idempotent; joins the engine thread unless called on it.
         """
-        if self._loop.stop(drain_seconds):
-            self._finalizer.detach()
+        self._finalizer.detach()
+        self._loop.stop(drain_seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -336,11 +349,6 @@ class EventDicts(Iterator[dict[str, object]]):
         """Cancel the request unless it has finished; no more events."""
         self._ready.clear()
         self._stream.close()
-
-    def __del__(self) -> None:
-        stream = getattr(self, "_stream", None)
-        if stream is not None:
-            stream.close()
 
 
 def event_dicts(event: TokenEvent) -> list[dict[str, object]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pocket_backend.api import (
@@ -29,6 +30,20 @@ class RequestLimits:
     """KV tokens that the pool holds for all requests together."""
     has_tokenizer: bool
     supports_feature: Callable[[str], bool]
+
+
+def token_tuple(tokens: Iterable[int]) -> tuple[int, ...]:
+    """Token ids of any integer type (numpy's, say) as plain ints.
+
+    Raises:
+        InvalidRequestError: something is not an integer.
+    """
+    try:
+        return tuple([operator.index(token) for token in tokens])
+    except TypeError:
+        raise InvalidRequestError.of(
+            "prompt_tokens", tokens, "must be a list of integers"
+        ) from None
 
 
 def validate_request(request: GenerationRequest, limits: RequestLimits) -> None:

@@ -18,6 +18,7 @@ ROOT = "pocketllm"
 _REDACTED = frozenset(
     {"prompt", "messages", "text", "text_input", "text_output", "token_ids", "prompt_token_ids"}
 )
+logging.getLogger(ROOT).addHandler(logging.NullHandler())  # a library is silent until configured
 _MAX_VALUE = 512
 """Longest value written; a client chooses request ids and metadata."""
 
