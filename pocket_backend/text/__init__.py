@@ -2,15 +2,20 @@
 
 | Module | Concept |
 |---|---|
-| `gguf_metadata` | bounds-checked reader of a GGUF file's key/values |
-| `tokenizer` | the `Tokenizer` contract and `load_tokenizer` |
 | `token_bytes` | table from id to bytes: what text is defined by |
 | `incremental` | chunks of an output, cut at complete characters |
 | `stop_strings` | exact matching of stop strings with minimal hold-back |
 | `output` | both together, as the engine's output stage uses them |
-| `chat` | chat templates |
+| `tokenizer` | the `Tokenizer` contract and `load_tokenizer` |
+| `backend_tokenizer` | its implementation over the `tokenizers` library |
+| `gguf_metadata`, `gguf_tokenizer` | bounds-checked reader of GGUF key/values; a tokenizer from them |
+| `pre_tokenizers` | how byte-level vocabularies split text, by name |
+| `hf_tokenizer` | a tokenizer from a Hugging Face directory |
+| `chat`, `chat_messages` | chat templates; checks on conversations |
+| `control_tokens` | keeps messages from forging control tokens |
 
-May import `api` and `observability`; knows nothing of scheduling, tensors or Triton.
+May import `api` and `observability`; knows nothing of scheduling, tensors or Triton. Needs the
+packages `tokenizers` and `jinja2`, nothing native of ours. See docs/text.md.
 """
 
 from pocket_backend.text.chat import ChatTemplate

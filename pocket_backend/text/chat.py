@@ -14,12 +14,13 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pocket_backend.api.errors import InvalidRequestError, ModelLoadError
+from pocket_backend.api.errors import InvalidRequestError, ModelLoadError, UnsupportedFeatureError
 from pocket_backend.text.chat_messages import MAX_CHAT_BYTES, ChatInput
 from pocket_backend.text.control_tokens import ControlTokenGuard, Marks
 
@@ -65,8 +66,10 @@ class ChatTemplate:
             )
         self.source = source
         self.special_tokens = dict(special_tokens or {})
+        environment = _environment(now)
         try:
-            self._template = _environment(now).from_string(source)
+            self._template = environment.from_string(source)
+            self._variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except (jinja2.TemplateError, SyntaxError, RecursionError, ValueError) as error:
             raise ModelLoadError(f"{origin}: chat_template does not compile: {error}") from error
 
@@ -87,6 +90,8 @@ class ChatTemplate:
 
         Raises:
             InvalidRequestError: bad messages, or the template refused them (its own message).
+            UnsupportedFeatureError: tools, tool calls or template_kwargs that the template would
+                leave out.
         """
         rendered = self.render_pieces(
             messages,
@@ -112,6 +117,7 @@ class ChatTemplate:
         ids of the template's control tokens, and literal text in between."""
         reader = ChatInput()
         chat = reader.messages(messages)
+        self._check_used(chat, tools, template_kwargs)
         if "developer" not in self.source:
             for message in chat:
                 if message["role"] == "developer":
@@ -137,6 +143,33 @@ class ChatTemplate:
         if continue_final_message:
             rendered = _cut_at_open_end(rendered, marks)
         return guard.split(rendered, marks) if marks.used else rendered
+
+    def _check_used(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None,
+        template_kwargs: Mapping[str, object] | None,
+    ) -> None:
+        """Refuse what the template would silently leave out of the prompt."""
+        if tools and "tools" not in self._variables:
+            raise UnsupportedFeatureError(
+                "tools", "this model's chat template has no place for them", field="tools"
+            )
+        for index, message in enumerate(messages):
+            if "tool_calls" in message and "tool_calls" not in self.source:
+                field = f"messages[{index}].tool_calls"
+                raise UnsupportedFeatureError(
+                    "tool calls",
+                    f"{field}: this model's chat template does not write them",
+                    field=field,
+                )
+        for name in template_kwargs if isinstance(template_kwargs, Mapping) else ():
+            if isinstance(name, str) and name not in self._variables and name not in _RESERVED:
+                raise UnsupportedFeatureError(
+                    "template_kwargs",
+                    f"this model's chat template does not use {name[:32]!r}",
+                    field="template_kwargs",
+                )
 
     def _render(self, data: Mapping[str, Any], add_generation_prompt: bool) -> str:
         deadline = time.monotonic() + MAX_RENDER_SECONDS

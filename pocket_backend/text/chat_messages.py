@@ -14,7 +14,7 @@ from pocket_backend.api.errors import InvalidRequestError, UnsupportedFeatureErr
 MAX_MESSAGES = 2048
 MAX_CONTENT_PARTS = 256
 MAX_TOOLS = 256
-MAX_CHAT_BYTES = 8 << 20
+MAX_CHAT_BYTES = 4 << 20
 """UTF-8 bytes of all strings of a request's messages, tools and template arguments."""
 MAX_CHAT_VALUES = 200_000
 """JSON values in all of them together."""

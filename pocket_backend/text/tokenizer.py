@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from pocket_backend.text.chat import ChatTemplate
 
 
-MAX_PROMPT_BYTES = 8 << 20
-"""UTF-8 bytes of one prompt or rendered conversation: several times the longest context."""
+MAX_PROMPT_BYTES = 4 << 20
+"""UTF-8 bytes of one prompt or rendered conversation: about a million tokens of ordinary text, a
+few seconds of work for the tokenizer."""
 
 
 class Tokenizer(ABC):

@@ -44,6 +44,8 @@ def test_template_kwargs() -> None:
     source = "{{ 'thinks' if enable_thinking else 'does not' }}"
     assert render(source, template_kwargs={"enable_thinking": True}) == "thinks"
     assert render(source) == "does not"
+    with pytest.raises(UnsupportedFeatureError, match="does not use 'thinking'"):
+        render(source, template_kwargs={"thinking": True})
     for kwargs in ({"messages": []}, {"a b": 1}, {1: 2}, "x"):
         with pytest.raises(InvalidRequestError, match="template_kwargs"):
             render(source, template_kwargs=kwargs)
@@ -155,7 +157,7 @@ def test_sizes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequestError, match="got 257 parts"):
         render(PLAIN, {"role": "user", "content": ["a"] * 257})
     with pytest.raises(InvalidRequestError, match="tools: got 257"):
-        render(PLAIN, tools=[{}] * 257)
+        render("{{ tools }}", tools=[{}] * 257)
     deep: Any = "x"
     for _ in range(40):
         deep = [deep]
@@ -201,7 +203,7 @@ def test_v9_bad_tool_call_arguments_are_refused(arguments: Any) -> None:
 
 
 def test_v9_an_assistant_turn_may_consist_of_calls_alone() -> None:
-    assert render(PLAIN, call("{}")) == "[assistant]"
+    assert render(PLAIN + "{{ messages[0].tool_calls | length }}", call("{}")) == "[assistant]1"
 
 
 @pytest.mark.parametrize("calls", ["x", [3], [{}], [{"function": {"arguments": "{}"}}], [{}] * 257])
@@ -213,9 +215,17 @@ def test_v9_bad_tool_calls_are_refused(calls: Any) -> None:
 
 def test_tools_reach_the_template() -> None:
     assert render("{{ tools | tojson }}", tools=[{"type": "function"}]) == '[{"type": "function"}]'
+    assert render("{{ tools }}", tools=[]) == "None"
     for tools in ("x", [3], {"a": 1}):
         with pytest.raises(InvalidRequestError, match="tools"):
-            render(PLAIN, tools=tools)
+            render("{{ tools }}", tools=tools)
+
+
+def test_what_the_template_would_leave_out_is_refused() -> None:
+    with pytest.raises(UnsupportedFeatureError, match="tools: this model's chat template"):
+        render(PLAIN, tools=[{"type": "function"}])
+    with pytest.raises(UnsupportedFeatureError, match=r"messages\[1\]\.tool_calls"):
+        render(PLAIN, USER, call("{}"))
 
 
 CHATML = (
@@ -247,7 +257,13 @@ def test_continue_final_message_needs_an_open_turn() -> None:
 def test_the_callers_messages_are_not_changed() -> None:
     message = call('{"a": 1}') | {"content": "x"}
     before = repr(message)
-    render(CHATML, USER, message, continue_final_message=True, add_generation_prompt=False)
+    render(
+        CHATML + "{# tool_calls #}",
+        USER,
+        message,
+        continue_final_message=True,
+        add_generation_prompt=False,
+    )
     assert repr(message) == before
 
 
