@@ -24,6 +24,12 @@ template <PackedLayout kLayout>
 inline constexpr bool kHasMin = kLayout == PackedLayout::kU4ScaleMin;
 template <PackedLayout kLayout>
 inline constexpr bool kNibbleCodes = kLayout != PackedLayout::kU8Scale;
+/// A block of a panel: 16 scales (and mins) in half precision, then the codes.
+template <PackedLayout kLayout>
+inline constexpr std::size_t kScaleBytes = kHasMin<kLayout> ? 64 : 32;
+template <PackedLayout kLayout>
+inline constexpr std::size_t kBlockBytes =
+    kScaleBytes<kLayout> + (kNibbleCodes<kLayout> ? 256 : 512);
 
 }  // namespace
 }  // namespace pocket::POCKET_ISA

@@ -14,7 +14,6 @@ constexpr std::size_t kFloatChunk = kQuantBlock;
 struct FloatPanel {
   PackedLayout layout;
   const std::uint8_t* data;
-  const std::uint8_t* codes;  ///< quantised layouts
 };
 
 const std::uint16_t* halves(const std::uint8_t* data) {
@@ -25,10 +24,11 @@ const std::uint16_t* halves(const std::uint8_t* data) {
 /// the same bits as the format's own dequantisation.
 template <bool kNibbles>
 void decode_codes(const FloatPanel& panel, std::size_t block, float* out) {
-  constexpr std::size_t kBytes = kNibbles ? 256 : 512;
-  const std::uint8_t* codes = panel.codes + block * kBytes;
   const bool has_min = panel.layout == PackedLayout::kU4ScaleMin;
-  const std::uint16_t* scales = halves(panel.data) + block * kPanelRows * (has_min ? 2 : 1);
+  const std::size_t scale_bytes = has_min ? 64 : 32;
+  const std::uint8_t* at = panel.data + block * (scale_bytes + (kNibbles ? 256 : 512));
+  const std::uint16_t* scales = halves(at);
+  const std::uint8_t* codes = at + scale_bytes;
   const Vec scale = load(scales);
   const Vec offset = splat(has_min ? 0.0f : kNibbles ? 8.0f : 128.0f);
   for (std::size_t c = 0; c < kQuantBlock; ++c) {
@@ -119,10 +119,9 @@ void float_rows(const FloatPanel* panels, std::size_t columns, const float* x, s
 void matmul_f32(const PackedMatrix& w, const float* x, std::size_t ldx, std::size_t m_rows,
                 std::size_t panel_begin, std::size_t panel_end, float* y, std::size_t ldy) {
   const std::size_t panel_bytes = w.panel_bytes();
-  const std::size_t codes_offset = quantised_codes_offset(w.layout, w.columns);
   const auto panel_at = [&](std::size_t index) {
-    const auto* data = reinterpret_cast<const std::uint8_t*>(w.data) + index * panel_bytes;
-    return FloatPanel{w.layout, data, data + codes_offset};
+    return FloatPanel{w.layout,
+                      reinterpret_cast<const std::uint8_t*>(w.data) + index * panel_bytes};
   };
   std::size_t panel = panel_begin;
   for (; panel + kFloatPanels <= panel_end; panel += kFloatPanels) {

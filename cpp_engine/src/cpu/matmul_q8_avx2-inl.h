@@ -73,11 +73,11 @@ inline void byte_dots(const std::uint8_t* codes, const std::int8_t* q, std::size
 
 /// kRows rows by the 8 outputs from lane `half` * 8 on.
 template <PackedLayout kLayout, std::size_t kRows>
-void q8_half_tile(const std::uint8_t* scales, const std::uint8_t* codes, std::size_t half,
-                  const ActivationTile& x, float* y, std::size_t ldy) {
+void q8_half_tile(const std::uint8_t* weights, std::size_t half, const ActivationTile& x, float* y,
+                  std::size_t ldy) {
   const std::size_t stride = x.blocks * kQuantBlock;
-  scales += half * kHalfPanel * 2;
-  codes += half * kHalfPanel * 4;
+  const std::uint8_t* scales = weights + half * kHalfPanel * 2;
+  const std::uint8_t* codes = weights + kScaleBytes<kLayout> + half * kHalfPanel * 4;
   __m256 acc[kRows];
   for (std::size_t r = 0; r < kRows; ++r) {
     acc[r] = _mm256_setzero_ps();
@@ -105,8 +105,8 @@ void q8_half_tile(const std::uint8_t* scales, const std::uint8_t* codes, std::si
         acc[r] = _mm256_fmadd_ps(halves_at(32), _mm256_set1_ps(x.scaled_sum[at]), acc[r]);
       }
     }
-    scales += kHasMin<kLayout> ? 64 : 32;
-    codes += kNibbleCodes<kLayout> ? 256 : 512;
+    scales += kBlockBytes<kLayout>;
+    codes += kBlockBytes<kLayout>;
   }
   for (std::size_t r = 0; r < kRows; ++r) {
     _mm256_storeu_ps(y + r * ldy + half * kHalfPanel, acc[r]);
@@ -114,10 +114,9 @@ void q8_half_tile(const std::uint8_t* scales, const std::uint8_t* codes, std::si
 }
 
 template <PackedLayout kLayout, std::size_t kRows>
-void q8_tile(const std::uint8_t* scales, const std::uint8_t* codes, const ActivationTile& x,
-             float* y, std::size_t ldy) {
-  q8_half_tile<kLayout, kRows>(scales, codes, 0, x, y, ldy);
-  q8_half_tile<kLayout, kRows>(scales, codes, 1, x, y, ldy);
+void q8_tile(const std::uint8_t* weights, const ActivationTile& x, float* y, std::size_t ldy) {
+  q8_half_tile<kLayout, kRows>(weights, 0, x, y, ldy);
+  q8_half_tile<kLayout, kRows>(weights, 1, x, y, ldy);
 }
 
 }  // namespace

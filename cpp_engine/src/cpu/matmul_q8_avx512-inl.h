@@ -20,13 +20,17 @@ constexpr std::size_t kMaxTileRows = 12;
 template <PackedLayout kLayout>
 inline __m512i load_codes(const std::uint8_t* codes, std::size_t group) {
   if constexpr (!kNibbleCodes<kLayout>) {
-    return _mm512_load_si512(codes + group * 64);
+    return _mm512_loadu_si512(codes + group * 64);
   } else {
-    const __m512i nibbles = _mm512_load_si512(codes + group % 4 * 64);
+    const __m512i nibbles = _mm512_loadu_si512(codes + group % 4 * 64);
     const __m512i low = _mm512_set1_epi8(15);
     return group < 4 ? _mm512_and_si512(nibbles, low)
                      : _mm512_and_si512(_mm512_srli_epi16(nibbles, 4), low);
   }
+}
+
+inline __m512 load_halves(const std::uint8_t* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
 inline __m512i broadcast_group(const std::int8_t* q) {
@@ -35,9 +39,26 @@ inline __m512i broadcast_group(const std::int8_t* q) {
   return _mm512_set1_epi32(group);
 }
 
+/// Weights come from memory in one ascending stream, which the hardware prefetcher follows. Few
+/// rows consume it at memory speed: a hint into L2 a little ahead keeps the stream alive across
+/// pages. Taller tiles stay on a block for so long that the prefetcher falls back; they pull the
+/// lines into L1 themselves. Distances: best of 512 to 8,192 on Zen 4. Prefetching past the end is
+/// harmless.
 template <PackedLayout kLayout, std::size_t kRows>
-void q8_tile(const std::uint8_t* scales, const std::uint8_t* codes, const ActivationTile& x,
-             float* y, std::size_t ldy) {
+inline void prefetch_weights(const std::uint8_t* weights) {
+  constexpr std::size_t kDistance = kRows <= 4 ? 512 : 2048;
+  for (std::size_t line = 0; line < kBlockBytes<kLayout>; line += 64) {
+    const auto* at = reinterpret_cast<const char*>(weights + kDistance + line);
+    if constexpr (kRows <= 4) {
+      _mm_prefetch(at, _MM_HINT_T1);
+    } else {
+      _mm_prefetch(at, _MM_HINT_T0);
+    }
+  }
+}
+
+template <PackedLayout kLayout, std::size_t kRows>
+void q8_tile(const std::uint8_t* weights, const ActivationTile& x, float* y, std::size_t ldy) {
   // A row's codes are 8 times as far apart as its floats: one offset register serves both.
   const auto* q = x.q;
   const auto* scale = reinterpret_cast<const std::uint8_t*>(x.scale);
@@ -58,6 +79,7 @@ void q8_tile(const std::uint8_t* scales, const std::uint8_t* codes, const Activa
     acc[r] = _mm512_setzero_ps();
   }
   for (std::size_t block = 0; block < x.blocks; ++block) {
+    prefetch_weights<kLayout, kRows>(weights);
     __m512i dot[kRows];
 #pragma GCC unroll 16
     for (std::size_t r = 0; r < kRows; ++r) {
@@ -65,13 +87,13 @@ void q8_tile(const std::uint8_t* scales, const std::uint8_t* codes, const Activa
     }
 #pragma GCC unroll 8
     for (std::size_t group = 0; group < 8; ++group) {
-      const __m512i w = load_codes<kLayout>(codes, group);
+      const __m512i w = load_codes<kLayout>(weights + kScaleBytes<kLayout>, group);
 #pragma GCC unroll 16
       for (std::size_t r = 0; r < kRows; ++r) {
         dot[r] = _mm512_dpbusd_epi32(dot[r], w, broadcast_group(q + 8 * row_offset[r] + 4 * group));
       }
     }
-    const __m512 d = _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(scales)));
+    const __m512 d = load_halves(weights);
 #pragma GCC unroll 16
     for (std::size_t r = 0; r < kRows; ++r) {
       if constexpr (!kHasMin<kLayout>) {
@@ -84,15 +106,13 @@ void q8_tile(const std::uint8_t* scales, const std::uint8_t* codes, const Activa
       acc[r] = _mm512_fmadd_ps(scaled, float_at(scale + row_offset[r]), acc[r]);
     }
     if constexpr (kHasMin<kLayout>) {
-      const __m512 m =
-          _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(scales + 32)));
+      const __m512 m = load_halves(weights + 32);
 #pragma GCC unroll 16
       for (std::size_t r = 0; r < kRows; ++r) {
         acc[r] = _mm512_fmadd_ps(m, float_at(scaled_sum + row_offset[r]), acc[r]);
       }
     }
-    scales += kHasMin<kLayout> ? 64 : 32;
-    codes += kNibbleCodes<kLayout> ? 256 : 512;
+    weights += kBlockBytes<kLayout>;
     q += kQuantBlock;
     scale += sizeof(float);
     scaled_sum += sizeof(float);

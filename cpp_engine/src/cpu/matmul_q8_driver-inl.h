@@ -11,8 +11,7 @@ namespace {
 constexpr std::size_t kRowsPerPass = 96;
 
 template <PackedLayout kLayout>
-using TileFunction = void (*)(const std::uint8_t*, const std::uint8_t*, const ActivationTile&,
-                              float*, std::size_t);
+using TileFunction = void (*)(const std::uint8_t*, const ActivationTile&, float*, std::size_t);
 
 /// The tile function for `rows` <= kRows rows.
 template <PackedLayout kLayout, std::size_t kRows = kMaxTileRows>
@@ -28,18 +27,17 @@ template <PackedLayout kLayout>
 void matmul_q8_layout(const PackedMatrix& w, const QuantisedRows& x, std::size_t m_rows,
                       std::size_t panel_begin, std::size_t panel_end, float* y, std::size_t ldy) {
   const std::size_t panel_bytes = w.panel_bytes();
-  const std::size_t codes_offset = quantised_codes_offset(w.layout, w.columns);
   const auto* data = reinterpret_cast<const std::uint8_t*>(w.data);
   for (std::size_t pass = 0; pass < m_rows; pass += kRowsPerPass) {
     const std::size_t pass_rows = m_rows - pass < kRowsPerPass ? m_rows - pass : kRowsPerPass;
     // Tiles of nearly equal height: 13 rows are 7 + 6, not 12 + 1.
     const std::size_t tiles = (pass_rows + kMaxTileRows - 1) / kMaxTileRows;
     for (std::size_t panel = panel_begin; panel < panel_end; ++panel) {
-      const std::uint8_t* scales = data + panel * panel_bytes;
+      const std::uint8_t* weights = data + panel * panel_bytes;
       for (std::size_t tile = 0; tile < tiles; ++tile) {
         const std::size_t begin = pass + tile * pass_rows / tiles;
         const std::size_t end = pass + (tile + 1) * pass_rows / tiles;
-        tile_function<kLayout>(end - begin)(scales, scales + codes_offset, rows_from(x, begin),
+        tile_function<kLayout>(end - begin)(weights, rows_from(x, begin),
                                             y + begin * ldy + panel * kPanelRows, ldy);
       }
     }

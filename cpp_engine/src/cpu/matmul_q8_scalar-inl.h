@@ -33,18 +33,19 @@ void matmul_q8(const PackedMatrix& w, const QuantisedRows& x, std::size_t m_rows
                std::size_t panel_begin, std::size_t panel_end, float* y, std::size_t ldy) {
   const std::size_t blocks = w.columns / kQuantBlock;
   const std::size_t panel_bytes = w.panel_bytes();
-  const std::size_t codes_offset = quantised_codes_offset(w.layout, w.columns);
   const bool has_min = w.layout == PackedLayout::kU4ScaleMin;
   const bool nibbles = w.layout != PackedLayout::kU8Scale;
+  const std::size_t scale_bytes = has_min ? 64 : 32;
   const std::int32_t offset = has_min ? 0 : nibbles ? 8 : 128;
   for (std::size_t panel = panel_begin; panel < panel_end; ++panel) {
     const auto* data = reinterpret_cast<const std::uint8_t*>(w.data) + panel * panel_bytes;
     for (std::size_t m = 0; m < m_rows; ++m) {
       float acc[kPanelRows] = {};
-      const auto* scales = reinterpret_cast<const std::uint16_t*>(data);
-      const std::uint8_t* codes = data + codes_offset;
+      const std::uint8_t* at_block = data;
       for (std::size_t block = 0; block < blocks; ++block) {
         const std::size_t at = m * blocks + block;
+        const auto* scales = reinterpret_cast<const std::uint16_t*>(at_block);
+        const std::uint8_t* codes = at_block + scale_bytes;
         const std::int8_t* q = x.q + at * kQuantBlock;
         std::int32_t dot[kPanelRows];
         if (nibbles) {
@@ -60,8 +61,7 @@ void matmul_q8(const PackedMatrix& w, const QuantisedRows& x, std::size_t m_rows
                 std::fma(half_to_float(scales[row + kPanelRows]), x.scaled_sum[at], acc[row]);
           }
         }
-        scales += kPanelRows * (has_min ? 2 : 1);
-        codes += kPanelRows * (nibbles ? 16 : 32);
+        at_block = codes + kPanelRows * (nibbles ? 16 : 32);
       }
       for (std::size_t row = 0; row < kPanelRows; ++row) {
         y[m * ldy + panel * kPanelRows + row] = acc[row];

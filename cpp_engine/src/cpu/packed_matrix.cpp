@@ -1,6 +1,6 @@
 #include "pocket/cpu/packed_matrix.h"
 
-#include <array>
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -34,10 +34,13 @@ std::size_t row_code_bytes(PackedLayout layout) {
   }
 }
 
-/// Bytes of scales (and mins) of all blocks of a panel, before padding.
-std::size_t scale_bytes(PackedLayout layout, std::size_t columns) {
-  const std::size_t per_block = layout == PackedLayout::kU4ScaleMin ? 2 : 1;
-  return columns / kQuantBlock * per_block * kPanelRows * sizeof(std::uint16_t);
+/// Bytes of the 16 scales (and 16 mins) in front of a block's codes.
+std::size_t block_scale_bytes(PackedLayout layout) {
+  return (layout == PackedLayout::kU4ScaleMin ? 2 : 1) * kPanelRows * sizeof(std::uint16_t);
+}
+
+std::size_t block_bytes(PackedLayout layout) {
+  return block_scale_bytes(layout) + kPanelRows * row_code_bytes(layout);
 }
 
 std::size_t float_bytes(PackedLayout layout) {
@@ -49,26 +52,23 @@ std::size_t float_bytes(PackedLayout layout) {
 /// unchanged; 8-bit codes are offset by 128.
 void pack_quantised_row(PackedLayout layout, const std::byte* row, std::size_t columns,
                         std::size_t lane, std::byte* panel) {
-  const std::size_t blocks = columns / kQuantBlock;
-  const std::size_t halves = layout == PackedLayout::kU4ScaleMin ? 2 : 1;
+  const std::size_t halves = block_scale_bytes(layout) / (kPanelRows * 2);
   const std::size_t words = row_code_bytes(layout) / 4;
   const std::uint32_t flip = layout == PackedLayout::kU8Scale ? 0x80808080u : 0u;
-  std::byte* scales = panel + 2 * lane;
-  std::byte* codes = panel + quantised_codes_offset(layout, columns) + 4 * lane;
-  for (std::size_t block = 0; block < blocks; ++block) {
+  for (std::size_t k = 0; k < columns; k += kQuantBlock) {
     for (std::size_t h = 0; h < halves; ++h) {
-      std::memcpy(scales, row, 2);
-      scales += 2 * kPanelRows;
+      std::memcpy(panel + (h * kPanelRows + lane) * 2, row, 2);
       row += 2;
     }
+    std::byte* codes = panel + block_scale_bytes(layout) + 4 * lane;
     for (std::size_t w = 0; w < words; ++w) {
       std::uint32_t word;
       std::memcpy(&word, row, 4);
       word ^= flip;
-      std::memcpy(codes, &word, 4);
-      codes += 4 * kPanelRows;
+      std::memcpy(codes + 4 * kPanelRows * w, &word, 4);
       row += 4;
     }
+    panel += block_bytes(layout);
   }
 }
 
@@ -80,28 +80,12 @@ void pack_float_row(const std::byte* row, std::size_t columns, std::size_t lane,
   }
 }
 
-/// The value of a missing row: code 128 is the zero of the offset 8-bit layout; scale 0 makes the
-/// others zero.
-void clear_panel(PackedLayout layout, std::size_t columns, std::byte* panel, std::size_t bytes) {
-  std::memset(panel, 0, bytes);
-  if (layout == PackedLayout::kU8Scale) {
-    const std::size_t codes = quantised_codes_offset(layout, columns);
-    std::memset(panel + codes, 0x80, bytes - codes);
-  }
-}
-
 }  // namespace
 
-std::size_t quantised_codes_offset(PackedLayout layout, std::size_t columns) noexcept {
-  return round_up(scale_bytes(layout, columns), kAlign);
-}
-
 std::size_t PackedMatrix::panel_bytes() const noexcept {
-  if (!quantised()) {
-    return round_up(columns * kPanelRows * float_bytes(layout), kAlign);
-  }
-  return quantised_codes_offset(layout, columns) +
-         columns / kQuantBlock * kPanelRows * row_code_bytes(layout);
+  const std::size_t bytes = quantised() ? columns / kQuantBlock * block_bytes(layout)
+                                        : columns * kPanelRows * float_bytes(layout);
+  return round_up(bytes, kAlign);
 }
 
 PackedLayout packed_layout(DType type) {
@@ -153,8 +137,11 @@ PackedMatrix pack_matrix(DType type, std::span<const std::byte> stored, std::siz
     std::byte* target = out.data() + panel * panel_bytes;
     const std::size_t first = panel * kPanelRows;
     const std::size_t lanes = std::min(kPanelRows, rows - first);
-    // Also zeroes the padding between scales and codes.
-    clear_panel(layout, columns, target, panel_bytes);
+    if (lanes < kPanelRows) {
+      std::memset(target, 0, panel_bytes);  // scale 0 makes a missing row zero, whatever its codes
+    } else {
+      std::memset(target + panel_bytes - kAlign, 0, kAlign);  // a panel's own padding
+    }
     for (std::size_t lane = 0; lane < lanes; ++lane) {
       const std::size_t source = row_order.empty() ? first + lane : row_order[first + lane];
       if (source >= rows) {
@@ -185,10 +172,8 @@ void unpack_quantised_row(const PackedMatrix& w, const std::byte* panel, std::si
                           float* out) {
   const bool has_min = w.layout == PackedLayout::kU4ScaleMin;
   const bool nibbles = w.layout != PackedLayout::kU8Scale;
-  const std::size_t scale_step = (has_min ? 2 : 1) * kPanelRows * 2;
-  const std::size_t code_step = row_code_bytes(w.layout) * kPanelRows;
   const std::byte* scales = panel + 2 * lane;
-  const std::byte* codes = panel + quantised_codes_offset(w.layout, w.columns) + 4 * lane;
+  const std::byte* codes = panel + block_scale_bytes(w.layout) + 4 * lane;
   const int offset = has_min ? 0 : (nibbles ? 8 : 128);
   for (std::size_t k = 0; k < w.columns; k += kQuantBlock) {
     const float scale = half_to_float(load_u16(scales));
@@ -200,8 +185,8 @@ void unpack_quantised_row(const PackedMatrix& w, const std::byte* panel, std::si
       const float scaled = static_cast<float>(code - offset) * scale;
       out[k + j] = has_min ? scaled + min : scaled;
     }
-    scales += scale_step;
-    codes += code_step;
+    scales += block_bytes(w.layout);
+    codes += block_bytes(w.layout);
   }
 }
 

@@ -12,9 +12,6 @@ const KernelTable& scalar_table() noexcept;
 const KernelTable& avx2_table() noexcept;
 const KernelTable& avx512_table() noexcept;
 
-/// Bytes from the start of a quantised panel to its codes.
-[[nodiscard]] std::size_t quantised_codes_offset(PackedLayout layout, std::size_t columns) noexcept;
-
 /// `KernelTable::unpack_row`: a few rows per step, so one portable version serves all tables.
 void unpack_packed_row(const PackedMatrix& w, std::size_t row, float* out);
 

@@ -26,11 +26,13 @@ inline constexpr std::size_t kQuantBlock = 32;
 /// A weight matrix W [rows, columns], repacked into panels of `kPanelRows` rows (the last one
 /// padded with zeros). Non-owning: the bytes live in the model's weight arena.
 ///
-/// A quantised panel starts with its scales: for each block of 32 columns 16 halves d (and 16
-/// halves m), padded to 64 bytes. Then come the codes: per block, byte i of vector g holds column
-/// 4g + i % 4 of row i / 4; in the 4-bit layouts the low nibble of vector g is column group g and
-/// the high nibble group g + 4. So one u8 x s8 dot-product instruction serves 16 rows x 4 columns,
-/// and every load is aligned. Float panels hold, for each column, the 16 rows' values.
+/// A quantised panel holds, for each block of 32 columns: 16 half scales d, (16 half mins m,) then
+/// the codes so that byte i of vector g holds column 4g + i % 4 of row i / 4; in the 4-bit layouts
+/// the low nibble of vector g is column group g and the high nibble group g + 4. So one u8 x s8
+/// dot-product instruction serves 16 rows x 4 columns, and a kernel reads a panel, and one panel
+/// after the other, in strictly ascending order: the hardware prefetcher then sustains the full
+/// memory bandwidth (with scales and codes in two streams it gave a third). Float panels hold, for
+/// each column, the 16 rows' values. A panel is padded with zeros to a multiple of 64 bytes.
 struct PackedMatrix {
   const std::byte* data = nullptr;
   std::size_t rows = 0;
