@@ -42,7 +42,9 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(
+        default_factory=lambda: MappingProxyType({}), hash=False
+    )
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
@@ -111,6 +113,7 @@ class SamplingParams:
         for token, value in bias.items():
             _check_int("logit_bias", token, 0, _INT32_MAX)
             _check_float("logit_bias", value, -100.0, 100.0)
+        object.__setattr__(self, "logit_bias", MappingProxyType(dict(bias)))
 
     @property
     def greedy(self) -> bool:

@@ -71,7 +71,7 @@ def resolve_backend(args: EngineArgs) -> str:
         path = args.model_path()
         if not path.is_file():
             raise ModelLoadError(
-                f"model: no file {short_repr(args.model)}; give the path of a GGUF file"
+                f"model: no file {str(path)!r}; give the path of a GGUF file"
             )
         with path.open("rb") as file:
             magic = file.read(len(_GGUF_MAGIC))

@@ -215,7 +215,7 @@ def test_every_request_ends_exactly_once() -> None:
     run_state_machine_as_test(
         EngineLedger,
         settings=settings(
-            max_examples=60,
+            max_examples=150,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
