@@ -8,7 +8,8 @@
 | `output` | both together, as the engine's output stage uses them |
 | `tokenizer` | the `Tokenizer` contract and `load_tokenizer` |
 | `backend_tokenizer` | its implementation over the `tokenizers` library |
-| `gguf_metadata`, `gguf_tokenizer` | bounds-checked reader of GGUF key/values; a tokenizer from them |
+| `gguf_metadata` | bounds-checked reader of GGUF key/values |
+| `gguf_tokenizer` | a tokenizer from a GGUF file |
 | `pre_tokenizers` | how byte-level vocabularies split text, by name |
 | `hf_tokenizer` | a tokenizer from a Hugging Face directory |
 | `chat`, `chat_messages` | chat templates; checks on conversations |

@@ -246,7 +246,7 @@ def _cut_at_open_end(rendered: str, marks: Marks) -> str:
             "continue_final_message", True, "the chat template drops the last message's end"
         )
     text = rendered[:position]
-    return text if rendered[position + 1 : position + 2] == " " else text.rstrip()
+    return text if rendered.startswith(" ", position + len(marks.open_end)) else text.rstrip()
 
 
 class _GenerationTag(jinja2.ext.Extension):

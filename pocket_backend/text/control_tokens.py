@@ -1,10 +1,13 @@
 """Keeps control tokens out of the hands of whoever writes chat messages.
 
 A chat template concatenates strings, so a message that spells ``<|im_end|>`` could end its own turn
-and open another. Before rendering, every occurrence in a client's strings is put between two marks
-(characters that the request does not use); after rendering, control tokens outside marks are the
-template's own and become ids, and everything else is encoded as ordinary text. Marks surround the
-token and leave it whole, so templates that search their messages still find it.
+and open another. Before rendering, every occurrence in a client's strings is put between two marks;
+after rendering, control tokens outside marks are the template's own and become ids, and everything
+else is encoded as ordinary text. Marks surround the token and leave it whole, so templates that
+search their messages still find it.
+
+A mark is a random word of ASCII letters and digits: JSON and Python's ``repr``, which templates
+apply to tools and arguments, would escape an unusual character and so lose it.
 
 A string that ends (or begins) with part of a control token gets one mark there, so that two
 strings next to each other cannot form one.
@@ -13,22 +16,18 @@ strings next to each other cannot form one.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pocket_backend.api.errors import InvalidRequestError
-
 if TYPE_CHECKING:
     from tokenizers import AddedToken
-
-NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-"""Code points that Unicode reserves for internal use and no text should hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Characters that one request does not use, and whether its strings were marked at all."""
+    """Words that one request's strings do not hold, and whether its strings were marked at all."""
 
     begin: str
     end: str
@@ -54,22 +53,15 @@ class ControlTokenGuard:
         self._last = frozenset(content[-1] for content in spelled)
 
     def protect(self, value: object) -> tuple[object, Marks]:
-        """``value`` (plain JSON data) with every control token in its strings marked.
-
-        Raises:
-            InvalidRequestError: the strings use every noncharacter of Unicode, so none is free.
-        """
+        """``value`` (plain JSON data) with every control token in its strings marked."""
         strings = list(_strings(value))
-        unusual = [text for text in strings if not text.isascii()]
-        free = [char for char in NONCHARACTERS if not any(char in text for text in unusual)]
-        if len(free) < 3:
-            raise InvalidRequestError(
-                "messages: use too many Unicode noncharacters (U+FDD0 to U+FDEF); remove them",
-                field="messages",
-            )
-        if not any(self._suspicious(text) for text in strings):
-            return value, Marks(free[0], free[1], free[2], used=False)
-        marks = Marks(free[0], free[1], free[2], used=True)
+        nonce = secrets.token_hex(8)
+        while any(nonce in text for text in strings):
+            nonce = secrets.token_hex(8)
+        used = any(self._suspicious(text) for text in strings)
+        marks = Marks(f"B{nonce}", f"E{nonce}", f"O{nonce}", used)
+        if not used:
+            return value, marks
         return self._mark(value, marks), marks
 
     def split(self, rendered: str, marks: Marks) -> list[int | str]:
@@ -77,10 +69,9 @@ class ControlTokenGuard:
 
         An added token may take the whitespace beside it (its ``lstrip`` and ``rstrip``).
         """
-        begin, end = re.escape(marks.begin), re.escape(marks.end)
+        begin, end, pattern = marks.begin, marks.end, self._pattern.pattern
         scanner = re.compile(
-            f"{begin}(?P<quoted>{self._pattern.pattern}){end}|[{begin}{end}]"
-            f"|(?P<control>{self._pattern.pattern})"
+            f"{begin}(?P<quoted>{pattern}){end}|{begin}|{end}|(?P<control>{pattern})"
         )
         pieces: list[int | str] = []
         text: list[str] = []

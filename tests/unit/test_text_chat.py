@@ -267,9 +267,6 @@ def test_the_callers_messages_are_not_changed() -> None:
     assert repr(message) == before
 
 
-def test_noncharacters_in_messages_pass_through_and_cannot_all_be_used() -> None:
-    content = "a\ufdd0b\ufdd1"
+def test_unusual_characters_pass_through() -> None:
+    content = "a\ufdd0b\ufdd1\ue000\x00"
     assert render(PLAIN, {"role": "user", "content": content}) == "[user]" + content
-    everything = "".join(chr(code) for code in range(0xFDD0, 0xFDF0))
-    with pytest.raises(InvalidRequestError, match="noncharacters"):
-        render(PLAIN, {"role": "user", "content": everything})
