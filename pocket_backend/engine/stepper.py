@@ -49,6 +49,9 @@ class StepReport:
     """Events delivered to sinks since the last report."""
 
 
+_NOTHING = StepReport()
+
+
 @dataclass(slots=True, eq=False)
 class RequestEntry:
     """A submitted request: what the client asked and where its events go. One output per choice.
@@ -101,7 +104,9 @@ class EngineStepper:
         self._failure_limit = failure_limit
         self._failures_in_a_row = 0
         self._entries: dict[str, RequestEntry] = {}
-        self._report = StepReport()
+        self._report = _NOTHING
+        self._events = 0
+        """Delivered since the last report."""
         self._unchecked = False
         self._stats_at = float("-inf")
         self._closed = False
@@ -237,7 +242,6 @@ class EngineStepper:
             tokens=plan.num_tokens,
             prefill_tokens=plan.num_prefill_tokens,
             failed=failure is not None,
-            events=self._report.events,
         )
         for update in updates:
             self._apply(update, now)
@@ -275,8 +279,11 @@ class EngineStepper:
 
     def take_report(self) -> StepReport | None:
         """What happened since the last call; None if nothing did."""
-        report, self._report = self._report, StepReport()
-        return report if report.events or report.sequences else None
+        if not self._events and not self._report.sequences:
+            return None
+        report = replace(self._report, events=self._events)
+        self._report, self._events = _NOTHING, 0
+        return report
 
     def close(self) -> None:
         """Release the executor (once). Nothing may be open any more."""
@@ -445,7 +452,7 @@ class EngineStepper:
         )
 
     def _deliver(self, entry: RequestEntry, event: TokenEvent) -> None:
-        self._report = replace(self._report, events=self._report.events + 1)
+        self._events += 1
         try:
             entry.sink(event)
         except Exception as error:  # noqa: BLE001  (its client is gone, nobody else's business)
