@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perf.bandwidth import bytes_per_decode_step, read_bandwidth
+from perf.bandwidth import bytes_per_decode_step, read_bandwidth_apart
 from perf.bars import (
     BANDWIDTH_BAR,
     CACHE_BAR,
@@ -123,10 +123,10 @@ def bandwidth_records(
     context = DECODE_PROMPT + DECODE_NEW / 2
     read = bytes_per_decode_step(model, context, kv_bytes)
     with bench.monitor.measuring():
-        limit = read_bandwidth(int(read), options.threads)
+        limit = read_bandwidth_apart(int(read), options.threads)
     if not bench.monitor.last_was_quiet():
         bench.disturbed.append("read bandwidth")
-    large = read_bandwidth(10**9, options.threads, passes=3)
+    large = read_bandwidth_apart(10**9, options.threads, passes=3)
 
     def record(workload: str, metric: str, value: float, unit: str) -> Record:
         return Record(BENCH, OURS, workload, 1, metric, value, unit, (value,))

@@ -69,17 +69,20 @@ def start_all(
     """
     shared = tuple(workload for workload in workloads if workload.family == "C")
     started: list[Contestant] = []
+    first_tokens: list[tuple[int, ...]] = []
 
     def start(name: str, engine: Engine, chosen: Sequence[Workload], to: EngineOptions) -> None:
         stack.callback(engine.close)
         try:
             info = engine.start(to)
             bench.warm_up(engine, chosen)
+            first_tokens.append(bench.first_tokens(engine))
+            agreement = agreeing(name, first_tokens[-1], first_tokens[0])
         except EngineFailure:
             # Now, not at the end: what is left of it would run beside the others.
             engine.close()
             raise
-        details = f"{info.get('version')}, weights: {info.get('weights')}"
+        details = f"{info.get('version')}, weights: {info.get('weights')}, {agreement}"
         print(f"  {name}: {details}, loaded in {info.get('load_seconds', 0.0):.1f} s", flush=True)
         started.append(Contestant(name, engine, tuple(chosen)))
 
@@ -94,6 +97,21 @@ def start_all(
         except EngineFailure as error:
             complain(f"  {peer}: left out: {error}")
     return started
+
+
+def agreeing(name: str, theirs: Sequence[int], ours: Sequence[int]) -> str:
+    """Says on how many prompts the two choose the same first token.
+
+    Rounding decides near-ties, so a few may differ; an engine that differs on most computes
+    something else, however fast.
+
+    Raises:
+        EngineFailure: fewer than half agree.
+    """
+    same = sum(a == b for a, b in zip(theirs, ours, strict=True))
+    if 2 * same < len(ours):
+        raise EngineFailure(f"{name}: only {same} of {len(ours)} first tokens are ours")
+    return f"{same} of {len(ours)} first tokens as ours"
 
 
 def run_rounds(

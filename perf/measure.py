@@ -12,10 +12,12 @@ from perf.engines.base import BatchResult, Engine
 from perf.engines.subprocess_engine import SubprocessEngine
 from perf.machine import BusyMonitor, MachineBusyError
 from perf.records import Record
-from perf.workloads import Batch, Corpus, Point, Workload, figure_of
+from perf.workloads import Batch, Corpus, Point, Workload, decode_workload, figure_of
 
 WARM_UP_NEW_TOKENS = 4
 WARM_UP_ROUND = -1
+CHECK_ROUND = -2
+CHECKED_PROMPTS = 16
 SETTLE_SECONDS = 0.2
 """Threads of the engine that ran before may still spin for a while before they park."""
 RETRY_ROUND_STEP = 1000
@@ -54,6 +56,13 @@ class Bench:
             for batch in workload.batches(self.corpus, self.seed, WARM_UP_ROUND):
                 engine.run(batch.prompts, min(batch.max_new_tokens, WARM_UP_NEW_TOKENS))
         self.rest(engine)
+
+    def first_tokens(self, engine: Engine) -> tuple[int, ...]:
+        """The token that ``engine`` puts after each prompt of A16: do all compute the same?"""
+        (batch,) = decode_workload(CHECKED_PROMPTS).batches(self.corpus, self.seed, CHECK_ROUND)
+        result = engine.run(batch.prompts, 1)
+        self.rest(engine)
+        return tuple(request.token_ids[0] for request in result.requests)
 
     def sample(self, engine: Engine, workload: Workload, round_index: int) -> list[Sampled]:
         """Run one round of ``workload``; a disturbed one is repeated, the last try is kept."""

@@ -242,6 +242,8 @@ def test_a_whole_comparison_against_a_dummy_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(environments.PEERS, "dummy", Peer("perf.engines.dummy_worker"))
+    # The dummy counts up, which is not what the fake model says.
+    monkeypatch.setattr(compare, "agreeing", lambda *_: "not compared")
     assert _compare(tmp_path, monkeypatch, "--peers", "dummy") == 0
     records = read_records(tmp_path / "run.json")
     figures = [r for r in records if r.metric == "decode_tokens_per_second"]
@@ -266,3 +268,18 @@ def test_a_peer_that_fails_is_left_out_and_named(
     assert _compare(tmp_path, monkeypatch, "--peers", "broken") == 0
     assert {record.engine for record in read_records(tmp_path / "run.json")} == {OURS}
     assert "broken: left out: broken: ValueError: asked to fail" in capsys.readouterr().err
+
+
+def test_an_engine_that_computes_something_else_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(environments.PEERS, "dummy", Peer("perf.engines.dummy_worker"))
+    assert _compare(tmp_path, monkeypatch, "--peers", "dummy") == 0
+    assert {record.engine for record in read_records(tmp_path / "run.json")} == {OURS}
+    assert "of 16 first tokens are ours" in capsys.readouterr().err
+
+
+def test_agreement_tolerates_near_ties() -> None:
+    assert compare.agreeing("x", (1, 2, 3, 9), (1, 2, 3, 4)) == "3 of 4 first tokens as ours"
+    with pytest.raises(EngineFailure, match="1 of 4"):
+        compare.agreeing("x", (1, 9, 9, 9), (1, 2, 3, 4))
