@@ -147,7 +147,7 @@ def bandwidth_records(
     ]
 
 
-def fresh_process_records(options: EngineOptions) -> list[Record]:
+def fresh_process_records(bench: Bench, options: EngineOptions) -> list[Record]:
     """Load time (file evicted from and then in the page cache) and resident memory.
 
     Each figure comes from a new process with the text stage on, as the Triton generator runs it.
@@ -170,7 +170,10 @@ def fresh_process_records(options: EngineOptions) -> list[Record]:
             log=CACHE / "pocketllm" / "worker.log",
         )
         try:
-            info = engine.start(settings)
+            with bench.monitor.measuring():
+                info = engine.start(settings)
+            if not bench.monitor.last_was_quiet():
+                bench.disturbed.append(kind)
             loads[kind].append(float(info["load_seconds"]))  # type: ignore[arg-type]
             # Touches the workspace and some of the pool.
             engine.run([list(range(1, 201))], 8)
@@ -267,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         bench = make_bench(arguments, model)
         records, info = measure_workloads(bench, options, workloads, arguments.rounds)
         records += bandwidth_records(bench, options, records, info)
-        records += fresh_process_records(options)
+        records += fresh_process_records(bench, options)
         if not arguments.allow_busy:
             bench.require_undisturbed()
     except MachineBusyError as error:

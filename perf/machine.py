@@ -53,7 +53,7 @@ def describe_machine() -> Machine:
     have = cpuinfo.get("flags", "").split()
     return Machine(
         cpu=_cpu_name(cpuinfo),
-        cores=len(os.sched_getaffinity(0)),
+        cores=os.cpu_count() or 1,
         flags=tuple(f for f in _USEFUL_FLAGS if any(h == f or h.startswith(f + "_") for h in have)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         kernel=platform.release().split("-")[0],

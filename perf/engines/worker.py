@@ -16,8 +16,10 @@ library only.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from perf.engines.base import Engine
 
 Message = dict[str, object]
+_PR_SET_PDEATHSIG = 1
+"""Linux: the signal that this process gets when its parent ends."""
 
 
 def encode_result(result: BatchResult) -> Message:
@@ -100,6 +104,8 @@ def _answer(engine: Engine, message: Message) -> Message:
 
 def main(make_engine: Callable[[], Engine]) -> None:
     """Entry of a worker module: take over standard output, build the engine, serve."""
+    # A paused worker whose benchmark was killed would stay stopped for ever.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     serve(make_engine(), sys.stdin, answers)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -283,3 +284,34 @@ def test_agreement_tolerates_near_ties() -> None:
     assert compare.agreeing("x", (1, 2, 3, 9), (1, 2, 3, 4)) == "3 of 4 first tokens as ours"
     with pytest.raises(EngineFailure, match="1 of 4"):
         compare.agreeing("x", (1, 9, 9, 9), (1, 2, 3, 4))
+
+
+def test_a_paused_worker_does_not_outlive_a_killed_benchmark(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from perf.engines.base import EngineOptions\n"
+        "from perf.engines.subprocess_engine import SubprocessEngine\n"
+        "module = 'perf.engines.dummy_worker'\n"
+        "engine = SubprocessEngine('dummy', sys.executable, module, log=Path(sys.argv[1]))\n"
+        "engine.start(EngineOptions(model='none'))\n"
+        "engine.pause()\n"
+        "print(engine.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "log")]
+    done = subprocess.run(command, cwd=environments.ROOT, stdout=subprocess.PIPE, check=False)
+    assert done.returncode == -signal.SIGKILL
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline and _is_alive(pid):
+        time.sleep(0.01)
+    assert not _is_alive(pid)
+
+
+def _is_alive(pid: int) -> bool:
+    """Neither gone nor a zombie that its new parent has not awaited yet."""
+    try:
+        return _state(pid) != "Z"
+    except FileNotFoundError:
+        return False
