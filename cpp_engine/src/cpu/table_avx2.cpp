@@ -26,6 +26,8 @@ const KernelTable& avx2_table() noexcept {
       .kv_write = kv_write,
       .attention = attention,
       .argmax = argmax,
+      .rms_norm_quantise = rms_norm_quantise,
+      .silu_mul_quantise = silu_mul_quantise,
   };
   return kTable;
 }

@@ -25,6 +25,8 @@ const KernelTable& scalar_table() noexcept {
       .kv_write = kv_write,
       .attention = attention,
       .argmax = argmax,
+      .rms_norm_quantise = rms_norm_quantise,
+      .silu_mul_quantise = silu_mul_quantise,
   };
   return kTable;
 }

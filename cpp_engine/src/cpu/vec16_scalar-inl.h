@@ -151,12 +151,12 @@ std::uint32_t max_magnitude(const Vec& a, const Vec& b) {
   }
   return largest;
 }
-/// Stores 32 integral values as int8 and returns their sum.
+/// Stores 32 values, rounded to nearest even, as int8 and returns their sum.
 std::int32_t store_codes(std::int8_t* to, const Vec& a, const Vec& b) {
   std::int32_t sum = 0;
   for (std::size_t i = 0; i < kLanes; ++i) {
-    to[i] = static_cast<std::int8_t>(a.lane[i]);
-    to[i + kLanes] = static_cast<std::int8_t>(b.lane[i]);
+    to[i] = static_cast<std::int8_t>(std::nearbyint(a.lane[i]));
+    to[i + kLanes] = static_cast<std::int8_t>(std::nearbyint(b.lane[i]));
     sum += to[i] + to[i + kLanes];
   }
   return sum;

@@ -124,23 +124,42 @@ void quantise_block(const Vec& a, const Vec& b, std::int8_t* q, float* scale, fl
   }
   const bool tiny = bits < kSmallestBlockBits;
   const Vec inverse = splat(tiny ? 0.0f : 127.0f / amax);
-  const std::int32_t total = store_codes(q, round(mul(a, inverse)), round(mul(b, inverse)));
+  const std::int32_t total = store_codes(q, mul(a, inverse), mul(b, inverse));
   *sum = total;
   *scale = tiny ? 0.0f : amax / 127.0f;
   *scaled_sum = *scale * static_cast<float>(total);
 }
 
-void quantise_rows(const float* x, std::size_t ldx, std::size_t m_rows, QuantisedRows out) {
+/// Quantises one row into row `row` of `out`; `values(k)` gives the 16 values from column k on.
+template <typename Values>
+void quantise_row(const QuantisedRows& out, std::size_t row, Values values) {
   const std::size_t blocks = out.columns / kQuantBlock;
-  for (std::size_t m = 0; m < m_rows; ++m) {
-    const float* row = x + m * ldx;
-    for (std::size_t block = 0; block < blocks; ++block) {
-      const std::size_t at = m * blocks + block;
-      const float* from = row + block * kQuantBlock;
-      quantise_block(load(from), load(from + kLanes), out.q + at * kQuantBlock, out.scale + at,
-                     out.scaled_sum + at, out.sum + at);
-    }
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const std::size_t at = row * blocks + block;
+    const std::size_t k = block * kQuantBlock;
+    quantise_block(values(k), values(k + kLanes), out.q + at * kQuantBlock, out.scale + at,
+                   out.scaled_sum + at, out.sum + at);
   }
+}
+
+void quantise_rows(const float* x, std::size_t ldx, std::size_t m_rows, QuantisedRows out) {
+  for (std::size_t m = 0; m < m_rows; ++m) {
+    quantise_row(out, m, [&](std::size_t k) { return load(x + m * ldx + k); });
+  }
+}
+
+void rms_norm_quantise(float* x, const float* residual, const float* weight, float eps,
+                       QuantisedRows out) {
+  if (residual != nullptr) {
+    add_to(x, residual, out.columns);
+  }
+  const Vec inverse = splat(inverse_rms(x, out.columns, eps));
+  quantise_row(out, 0,
+               [&](std::size_t k) { return mul(mul(load(x + k), inverse), load(weight + k)); });
+}
+
+void silu_mul_quantise(const float* gate, const float* up, QuantisedRows out) {
+  quantise_row(out, 0, [&](std::size_t k) { return silu_times(load(gate + k), load(up + k)); });
 }
 
 /// Keeps the largest value of each run of 256 and searches only the winning run for its index.

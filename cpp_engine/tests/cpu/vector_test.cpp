@@ -219,6 +219,43 @@ TEST_CASE("quantise_rows: ties round to even, rows may be strided") {
   }
 }
 
+TEST_CASE("fused kernels give the bits of their parts, in every table") {
+  const KernelTable& scalar = kernel_table(Isa::kScalar);
+  for (const std::size_t n : {32u, 96u, 576u, 1536u}) {
+    const std::vector<float> residual = random_floats(n, 2);
+    const std::vector<float> weight = random_floats(n, 3);
+    const auto same = [](const Quantised& a, const Quantised& b) {
+      return a.q == b.q && a.sum == b.sum && first_difference(a.scale, b.scale) == -1 &&
+             first_difference(a.scaled_sum, b.scaled_sum) == -1;
+    };
+    for (const bool with_residual : {false, true}) {
+      std::vector<float> x = random_floats(n, 1);
+      if (with_residual) {
+        scalar.add(x.data(), residual.data(), n);
+      }
+      std::vector<float> normed(n);
+      scalar.rms_norm(x.data(), weight.data(), n, 1e-5f, normed.data());
+      const Quantised expected(scalar, normed, 1, n);
+      for (const KernelTable* table : all_tables()) {
+        std::vector<float> y = random_floats(n, 1);
+        Quantised out(1, n);
+        table->rms_norm_quantise(y.data(), with_residual ? residual.data() : nullptr, weight.data(),
+                                 1e-5f, out.view());
+        CHECK(same(out, expected));
+        CHECK(first_difference(y, x) == -1);
+      }
+    }
+    std::vector<float> product(n);
+    scalar.silu_mul(residual.data(), weight.data(), n, product.data());
+    const Quantised expected(scalar, product, 1, n);
+    for (const KernelTable* table : all_tables()) {
+      Quantised out(1, n);
+      table->silu_mul_quantise(residual.data(), weight.data(), out.view());
+      CHECK(same(out, expected));
+    }
+  }
+}
+
 TEST_CASE("argmax: largest value, lowest index, no winner with a NaN") {
   for (const KernelTable* table : all_tables()) {
     CHECK(table->argmax(nullptr, 0) == 0);

@@ -96,6 +96,15 @@ struct KernelTable {
 
   /// Index of the largest value, lowest index on ties; `n` (no winner) if any value is NaN.
   std::size_t (*argmax)(const float* x, std::size_t n);
+
+  // Fused forms: the same bits as their parts one after the other, without the trips to memory.
+  // They work on one row, of `out.columns` values, and write row 0 of `out`.
+
+  /// x += residual (unless null), then rms_norm of x, quantised. x keeps the sum.
+  void (*rms_norm_quantise)(float* x, const float* residual, const float* weight, float eps,
+                            QuantisedRows out);
+  /// silu_mul, quantised.
+  void (*silu_mul_quantise)(const float* gate, const float* up, QuantisedRows out);
 };
 
 /// The table of `isa`. Throws `Error(kUnsupported)` if this CPU lacks it.
