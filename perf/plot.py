@@ -22,6 +22,8 @@ _COLOURS = {
 }
 _OTHER_COLOUR = "#444444"
 _GROUP_WIDTH = 0.84
+_LABEL_SPACING = 0.033
+"""Of the height of the axes: one line of the labels' type."""
 _CAPTION_COLOUR = "#555555"
 
 
@@ -39,14 +41,19 @@ def plot_comparison(path: Path, records: Sequence[Record], caption: str) -> None
     present = {record.engine for record in records} - {OURS_UNCACHED}
     engines = [name for name in _COLOURS if name in present]
     engines += sorted(present - set(engines))
-    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
+    style = {
+        "font.size": 10,
+        "axes.titlesize": 11,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
     with plt.rc_context(style):
         picture, panels = plt.subplots(1, 3, figsize=(13.5, 5), layout="constrained")
         _lines(panels[0], records, engines)
         _bars(panels[1], records, engines, {"B1024": "1,024 tokens", "B4096": "4,096 tokens"})
         panels[1].set_title("Prefill: prompt tokens/s", loc="left")
         _bars(panels[2], records, engines, {"C cold": "cold", "C warm": "warm"}, logarithmic=True)
-        panels[2].set_title("16 requests, shared prefix: seconds (lower is better)", loc="left")
+        panels[2].set_title("Shared prefix: seconds (lower is better)", loc="left")
         handles, labels = panels[0].get_legend_handles_labels()
         picture.legend(
             handles, labels, loc="outside upper center", ncols=len(labels), frameon=False
@@ -60,6 +67,7 @@ def plot_comparison(path: Path, records: Sequence[Record], caption: str) -> None
 def _lines(axes: Axes, records: Sequence[Record], engines: Sequence[str]) -> None:
     axes.set_title("Decode: generated tokens/s, all requests together", loc="left")
     ticks: set[int] = set()
+    ends: list[tuple[float, int, str]] = []
     for engine in engines:
         points = sorted(
             (record.concurrency, record.value)
@@ -78,22 +86,33 @@ def _lines(axes: Axes, records: Sequence[Record], engines: Sequence[str]) -> Non
             zorder=3 if engine == OURS else 2,
         )
         if points:
-            axes.annotate(
-                figure(points[-1][1]),
-                points[-1],
-                xytext=(7, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-                color=_COLOURS.get(engine, _OTHER_COLOUR),
-            )
+            ends.append((points[-1][1], points[-1][0], engine))
+    axes.set_ylim(bottom=0)
+    _label_ends(axes, ends)
     if ticks:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted(ticks), [str(tick) for tick in sorted(ticks)])
         axes.set_xlim(min(ticks) * 0.85, max(ticks) * 1.5)
-    axes.set_ylim(bottom=0)
     axes.set_xlabel("concurrent requests")
     axes.grid(axis="y", alpha=0.3)
+
+
+def _label_ends(axes: Axes, ends: Sequence[tuple[float, int, str]]) -> None:
+    """Write the last value behind each line, moved up where it would cover the one below."""
+    spacing = axes.get_ylim()[1] * _LABEL_SPACING
+    lowest = 0.0
+    for value, concurrency, engine in sorted(ends):
+        height = max(value, lowest)
+        lowest = height + spacing
+        axes.annotate(
+            figure(value),
+            (concurrency, height),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=_COLOURS.get(engine, _OTHER_COLOUR),
+        )
 
 
 def _bars(
@@ -118,7 +137,7 @@ def _bars(
             width * 0.92,
             color=_COLOURS.get(engine, _OTHER_COLOUR),
         )
-        axes.bar_label(drawn, [figure(value) for _, value in bars], fontsize=7.5, padding=2)
+        axes.bar_label(drawn, [figure(value) for _, value in bars], fontsize=6.8, padding=2)
     axes.set_xticks(range(len(groups)), list(groups.values()))
     axes.tick_params(axis="x", length=0)
     if logarithmic:
