@@ -268,9 +268,8 @@ class EngineLoop:
             never_started = self._state == "starting"
             if never_started:
                 self._state = "stopped"
-        if never_started:
-            self._stepper.close()
-            self._ended.set()
+        if never_started:  # no engine thread: this one does its last duty
+            self._end()
             return True
         self.ask_to_stop(drain_seconds)
         current = threading.current_thread()
