@@ -16,10 +16,26 @@ static_assert(kKvBlockTokens == kLanes, "a K row of a block is one vector");
 struct AttentionWork {
   float* query;    ///< [head_dim, kMaxAttentionQueries], scaled
   float* scores;   ///< [kMaxAttentionQueries, kAttentionSplit]: scores, then probabilities
+  float* codes;    ///< int8 only: room for two byte planes beside the scores
   float* partial;  ///< [kMaxAttentionQueries, head_dim]: o of this split
   float* total;    ///< [kMaxAttentionQueries, head_dim]: o of the splits so far
   float max[kMaxAttentionQueries];
   float sum[kMaxAttentionQueries];
+};
+
+/// Queries [first, first + kQueries) of a tile; query i is head i % group of row i / group.
+template <std::size_t kQueries>
+struct TileQueries {
+  std::size_t limit[kQueries];   ///< positions that a query sees; does not fall with i
+  std::size_t offset[kQueries];  ///< of its floats in tile.query and tile.out
+};
+
+/// One split as kQueries queries see it.
+template <std::size_t kQueries>
+struct Split {
+  std::size_t first_block;
+  std::size_t blocks;             ///< up to the last visible position of any query
+  std::size_t visible[kQueries];  ///< positions that a query sees; 0 if the split lies beyond it
 };
 
 template <typename T>
@@ -177,131 +193,51 @@ void combine_split(AttentionWork& work, std::size_t i, std::size_t head_dim, Spl
   work.max[i] = top;
 }
 
-/// Queries [first, first + kQueries) of a tile; query i is head i % group of row i / group.
-template <std::size_t kQueries, typename T>
-void attend_queries(const AttentionTile& tile, const KvView<T>& kv, std::size_t first,
-                    AttentionWork& work) {
-  const std::size_t head_dim = kv.head_dim;
-  std::size_t limit[kQueries];  // positions that a query sees; does not fall with i
-  std::size_t offset[kQueries];
-  for (std::size_t i = 0; i < kQueries; ++i) {
-    const std::size_t row = (first + i) / tile.group;
-    limit[i] = tile.first_position + row + 1;
-    offset[i] = row * tile.row_stride + (first + i) % tile.group * head_dim;
-    for (std::size_t d = 0; d < head_dim; ++d) {
-      work.query[d * kMaxAttentionQueries + i] = tile.query[offset[i] + d] * tile.scale;
+/// How float and half KV turn a split into scores and weighted values.
+template <typename T>
+struct FloatSplits {
+  using Element = T;
+
+  FloatSplits(AttentionWork&) {}
+
+  template <std::size_t kQueries>
+  void begin(const AttentionTile& tile, const TileQueries<kQueries>& queries, AttentionWork& work) {
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      for (std::size_t d = 0; d < tile.head_dim; ++d) {
+        work.query[d * kMaxAttentionQueries + i] = tile.query[queries.offset[i] + d] * tile.scale;
+      }
     }
   }
 
-  for (std::size_t begin = 0; begin < limit[kQueries - 1]; begin += kAttentionSplit) {
-    const auto visible_in_split = [&](std::size_t i) {
-      const std::size_t left = limit[i] > begin ? limit[i] - begin : 0;
-      return left < kAttentionSplit ? left : kAttentionSplit;
-    };
-    const std::size_t first_block = begin / kKvBlockTokens;
-    const std::size_t blocks =
-        (visible_in_split(kQueries - 1) + kKvBlockTokens - 1) / kKvBlockTokens;
+  template <std::size_t kQueries>
+  void scores(const KvView<T>& kv, const Split<kQueries>& split, AttentionWork& work) {
     std::size_t block = 0;
-    for (; block + kTileBlocks <= blocks; block += kTileBlocks) {
-      score_blocks<kQueries, kTileBlocks>(kv, first_block + block, work.query,
+    for (; block + kTileBlocks <= split.blocks; block += kTileBlocks) {
+      score_blocks<kQueries, kTileBlocks>(kv, split.first_block + block, work.query,
                                           work.scores + block * kLanes);
     }
-    for (; block < blocks; ++block) {
-      score_blocks<kQueries, 1>(kv, first_block + block, work.query, work.scores + block * kLanes);
+    for (; block < split.blocks; ++block) {
+      score_blocks<kQueries, 1>(kv, split.first_block + block, work.query,
+                                work.scores + block * kLanes);
     }
+  }
 
-    SplitSoftmax split[kQueries];
-    for (std::size_t i = 0; i < kQueries; ++i) {
-      if (visible_in_split(i) > 0) {
-        split[i] = softmax_split(work.scores + i * kAttentionSplit, visible_in_split(i));
-      }
-    }
-
-    for (std::size_t at = 0; at < kQueries * head_dim; at += kLanes) {
+  /// Positions that all queries see go through together, a query's last ones alone.
+  template <std::size_t kQueries>
+  void values(const KvView<T>& kv, const Split<kQueries>& split, AttentionWork& work) {
+    for (std::size_t at = 0; at < kQueries * kv.head_dim; at += kLanes) {
       store(work.partial + at, zero());
     }
-    const std::size_t common = visible_in_split(0);
-    weigh_all_dims<kQueries>(kv, first_block, 0, common, work.scores, work.partial);
+    const std::size_t common = split.visible[0];
+    weigh_all_dims<kQueries>(kv, split.first_block, 0, common, work.scores, work.partial);
     for (std::size_t i = 0; i < kQueries; ++i) {
-      if (visible_in_split(i) > common) {
-        weigh_all_dims<1>(kv, first_block, common, visible_in_split(i),
-                          work.scores + i * kAttentionSplit, work.partial + i * head_dim);
-      }
-      if (visible_in_split(i) > 0) {
-        combine_split(work, i, head_dim, split[i], begin == 0);
+      if (split.visible[i] > common) {
+        weigh_all_dims<1>(kv, split.first_block, common, split.visible[i],
+                          work.scores + i * kAttentionSplit, work.partial + i * kv.head_dim);
       }
     }
   }
-
-  for (std::size_t i = 0; i < kQueries; ++i) {
-    const Vec inverse = splat(1.0f / work.sum[i]);
-    for (std::size_t d = 0; d < head_dim; d += kLanes) {
-      store(tile.out + offset[i] + d, mul(load(work.total + i * head_dim + d), inverse));
-    }
-  }
-}
-
-/// Calls attend_queries with `count` <= kQueries as a compile-time number.
-template <std::size_t kQueries, typename T>
-void attend_rest(std::size_t count, const AttentionTile& tile, const KvView<T>& kv,
-                 std::size_t first, AttentionWork& work) {
-  if (count == kQueries) {
-    attend_queries<kQueries>(tile, kv, first, work);
-  } else if constexpr (kQueries > 1) {
-    attend_rest<kQueries - 1>(count, tile, kv, first, work);
-  }
-}
-
-template <typename T>
-void attend(const AttentionTile& tile) {
-  const KvView<T> kv{static_cast<const T*>(tile.k_base), static_cast<const T*>(tile.v_base),
-                     tile.block_stride, tile.block_table, tile.head_dim};
-  AttentionWork work;
-  work.query = tile.scratch;
-  work.scores = work.query + kMaxAttentionQueries * tile.head_dim;
-  work.partial = work.scores + kMaxAttentionQueries * kAttentionSplit;
-  work.total = work.partial + kMaxAttentionQueries * tile.head_dim;
-  static_assert(kTileQueries <= kMaxAttentionQueries);
-  const std::size_t queries = tile.rows * tile.group;
-  for (std::size_t first = 0; first < queries; first += kTileQueries) {
-    const std::size_t count = queries - first < kTileQueries ? queries - first : kTileQueries;
-    attend_rest<kTileQueries>(count, tile, kv, first, work);
-  }
-}
-
-void attention(KvDType type, const AttentionTile& tile) {
-  switch (type) {
-    case KvDType::kF32:
-      attend<float>(tile);
-      break;
-    case KvDType::kF16:
-      attend<std::uint16_t>(tile);
-      break;
-  }
-}
-
-void kv_write(KvDType type, const float* k, const float* v, std::size_t head_dim,
-              std::size_t offset, void* k_block, void* v_block) {
-  if (type == KvDType::kF32) {
-    auto* keys = static_cast<float*>(k_block) + offset;
-    auto* values = static_cast<float*>(v_block) + offset * head_dim;
-    for (std::size_t d = 0; d < head_dim; ++d) {
-      keys[d * kKvBlockTokens] = k[d];
-      values[d] = v[d];
-    }
-    return;
-  }
-  auto* keys = static_cast<std::uint16_t*>(k_block) + offset;
-  auto* values = static_cast<std::uint16_t*>(v_block) + offset * head_dim;
-  for (std::size_t d = 0; d < head_dim; d += kLanes) {
-    std::uint16_t halves[kLanes];
-    store_half(halves, load(k + d));
-    for (std::size_t i = 0; i < kLanes; ++i) {
-      keys[(d + i) * kKvBlockTokens] = halves[i];
-    }
-    store_half(values + d, load(v + d));
-  }
-}
+};
 
 }  // namespace
 }  // namespace pocket::POCKET_ISA

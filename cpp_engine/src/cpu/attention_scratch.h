@@ -8,4 +8,7 @@ namespace pocket {
 /// scratch does not grow with it.
 inline constexpr std::size_t kMaxAttentionQueries = 8;
 
+/// Largest head_dim of `AttentionTile`.
+inline constexpr std::size_t kMaxHeadDim = 256;
+
 }  // namespace pocket

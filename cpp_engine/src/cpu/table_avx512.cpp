@@ -3,7 +3,10 @@
 // clang-format off
 #include "vec16_avx512-inl.h"
 #include "vector_kernels-inl.h"
+#include "int_lanes_avx512-inl.h"
 #include "attention-inl.h"
+#include "attention_int8-inl.h"
+#include "attention_driver-inl.h"
 #include "float_matmul-inl.h"
 #include "matmul_q8_avx512-inl.h"
 #include "matmul_q8_driver-inl.h"

@@ -1,11 +1,15 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "support.h"
 
 using namespace pocket;
 using namespace pocket::test;
 
 namespace {
+
+constexpr KvDType kKvTypes[] = {KvDType::kF32, KvDType::kF16, KvDType::kI8};
 
 /// One KV head's cache of `length` positions behind a shuffled block table. Blocks that the table
 /// does not name, and slots past `length`, are filled with NaN.
@@ -14,7 +18,7 @@ class Cache {
   Cache(KvDType type, std::size_t length, std::size_t head_dim, unsigned seed)
       : type_(type), length_(length), head_dim_(head_dim) {
     const std::size_t blocks = (length + kKvBlockTokens - 1) / kKvBlockTokens;
-    block_elements_ = head_dim * kKvBlockTokens;
+    block_elements_ = kv_block_elements(type, head_dim);
     storage_.resize((2 * blocks + 1) * 2 * block_elements_ * element(), std::byte{0xff});
     for (std::size_t i = 0; i < blocks; ++i) {
       table_.push_back(static_cast<std::int32_t>(2 * ((i * 5 + 3) % blocks) + 1));
@@ -54,8 +58,22 @@ class Cache {
     return tile;
   }
 
-  [[nodiscard]] double k(std::size_t t, std::size_t d) const { return stored(k_, t, d); }
-  [[nodiscard]] double v(std::size_t t, std::size_t d) const { return stored(v_, t, d); }
+  /// The value that the cache holds.
+  [[nodiscard]] double k(std::size_t t, std::size_t d) const {
+    return type_ == KvDType::kI8 ? decoded(t, (d / 4 * 16 + t % 16) * 4 + d % 4, 0, 128)
+                                 : rounded(k_[t * head_dim_ + d]);
+  }
+  [[nodiscard]] double v(std::size_t t, std::size_t d) const {
+    return type_ == KvDType::kI8
+               ? decoded(t, (t % 16 / 4 * head_dim_ + d) * 4 + t % 4, block_elements_, 0)
+               : rounded(v_[t * head_dim_ + d]);
+  }
+  [[nodiscard]] float original_k(std::size_t t, std::size_t d) const {
+    return k_[t * head_dim_ + d];
+  }
+  [[nodiscard]] float original_v(std::size_t t, std::size_t d) const {
+    return v_[t * head_dim_ + d];
+  }
   void poison_value(std::size_t t) {
     v_[t * head_dim_] = std::nanf("");
     write(kernel_table(Isa::kScalar), t);
@@ -63,10 +81,21 @@ class Cache {
   [[nodiscard]] const std::vector<std::byte>& storage() const { return storage_; }
 
  private:
-  [[nodiscard]] std::size_t element() const { return type_ == KvDType::kF32 ? 4 : 2; }
-  [[nodiscard]] double stored(const std::vector<float>& x, std::size_t t, std::size_t d) const {
-    const float value = x[t * head_dim_ + d];
+  [[nodiscard]] std::size_t element() const {
+    return type_ == KvDType::kF32 ? 4 : type_ == KvDType::kF16 ? 2 : 1;
+  }
+  [[nodiscard]] double rounded(float value) const {
     return type_ == KvDType::kF32 ? value : half_to_float(float_to_half(value));
+  }
+  /// An int8 value: the byte at `at` of position t's K (or, `skip` bytes on, V) block.
+  [[nodiscard]] double decoded(std::size_t t, std::size_t at, std::size_t skip, int offset) const {
+    const std::byte* block =
+        storage_.data() + skip + static_cast<std::size_t>(table_[t / 16]) * 2 * block_elements_;
+    float scale;
+    std::memcpy(&scale, block + 16 * head_dim_ + 4 * (t % 16), sizeof scale);
+    const auto byte = static_cast<std::uint8_t>(block[at]);
+    const int code = offset == 0 ? static_cast<std::int8_t>(byte) : byte - offset;
+    return static_cast<double>(scale) * code;
   }
 
   KvDType type_;
@@ -90,7 +119,7 @@ std::vector<float> attend(const KernelTable& table, KvDType type, AttentionTile 
 }  // namespace
 
 TEST_CASE("kv_write: every table writes the same bytes") {
-  for (const KvDType type : {KvDType::kF32, KvDType::kF16}) {
+  for (const KvDType type : kKvTypes) {
     for (const std::size_t head_dim : {16u, 64u, 128u}) {
       Cache cache(type, 40, head_dim, 5);
       const std::vector<std::byte> expected = cache.storage();
@@ -104,15 +133,37 @@ TEST_CASE("kv_write: every table writes the same bytes") {
   }
 }
 
+TEST_CASE("kv_write: int8 codes are within half a step of the value") {
+  const Cache cache(KvDType::kI8, 40, 64, 5);
+  for (std::size_t t = 0; t < 40; ++t) {
+    float k_max = 0.0f;
+    float v_max = 0.0f;
+    for (std::size_t d = 0; d < 64; ++d) {
+      k_max = std::max(k_max, std::abs(cache.original_k(t, d)));
+      v_max = std::max(v_max, std::abs(cache.original_v(t, d)));
+    }
+    for (std::size_t d = 0; d < 64; ++d) {
+      CHECK(std::abs(cache.k(t, d) - cache.original_k(t, d)) <= 0.5001 / 127 * k_max);
+      CHECK(std::abs(cache.v(t, d) - cache.original_v(t, d)) <= 0.5001 / 127 * v_max);
+    }
+  }
+}
+
 TEST_CASE("attention: the scalar table agrees with a softmax in double precision") {
   const KernelTable& scalar = kernel_table(Isa::kScalar);
-  for (const KvDType type : {KvDType::kF32, KvDType::kF16}) {
+  for (const KvDType type : kKvTypes) {
     for (const std::size_t length : {1u, 15u, 16u, 17u, 255u, 256u, 257u, 600u}) {
       constexpr std::size_t kDim = 32;
       constexpr std::size_t kGroup = 3;
       const Cache cache(type, length, kDim, 7);
       const AttentionTile tile = cache.tile(1, kGroup, length - 1);
-      const std::vector<float> query = random_floats(tile.row_stride, 3, 2.0f);
+      // Integers with 127 as the largest: int8 attention quantises them without error.
+      std::vector<float> query = random_floats(tile.row_stride, 3, 50.0f);
+      for (std::size_t i = 0; i < query.size(); ++i) {
+        query[i] = i % kDim == 3 ? 127.0f : std::round(std::clamp(query[i], -127.0f, 127.0f));
+        query[i] /= 32.0f;
+      }
+      const double tolerance = type == KvDType::kI8 ? 1e-4 : 4e-6;
       const std::vector<float> out = attend(scalar, type, tile, query);
       for (std::size_t head = 0; head < kGroup; ++head) {
         std::vector<double> weights(length);
@@ -130,7 +181,7 @@ TEST_CASE("attention: the scalar table agrees with a softmax in double precision
           for (std::size_t t = 0; t < length; ++t) {
             expected += weights[t] / sum * cache.v(t, d);
           }
-          CHECK(std::abs(out[head * kDim + d] - expected) < 3e-6);
+          CHECK(std::abs(out[head * kDim + d] - expected) < tolerance);
         }
       }
     }
@@ -142,7 +193,7 @@ TEST_CASE("attention: every table gives the oracle's bits, alone and in tiles") 
   struct Shape {
     std::size_t length, head_dim, group;
   };
-  for (const KvDType type : {KvDType::kF32, KvDType::kF16}) {
+  for (const KvDType type : kKvTypes) {
     for (const Shape& s : {Shape{1, 64, 3},
                            {15, 64, 3},
                            {16, 32, 1},
@@ -187,7 +238,7 @@ TEST_CASE("attention: every table gives the oracle's bits, alone and in tiles") 
 }
 
 TEST_CASE("attention: a NaN at a later position does not reach earlier rows of the tile") {
-  for (const KvDType type : {KvDType::kF32, KvDType::kF16}) {
+  for (const KvDType type : kKvTypes) {
     for (const std::size_t length : {20u, 260u}) {
       Cache cache(type, length, 64, 3);
       const AttentionTile tile = cache.tile(8, 2, length - 8);
@@ -201,6 +252,62 @@ TEST_CASE("attention: a NaN at a later position does not reach earlier rows of t
           CHECK((row < 5 ? out[at] == clean[at] : std::isnan(out[at])));
         }
       }
+    }
+  }
+}
+
+TEST_CASE("attention: int8 stays near float, also where one position takes nearly all weight") {
+  for (const float sharpness : {1.0f, 30.0f}) {
+    const Cache exact(KvDType::kF32, 300, 64, 9);
+    const Cache coded(KvDType::kI8, 300, 64, 9);
+    const AttentionTile tile = exact.tile(1, 3, 299);
+    AttentionTile int8_tile = coded.tile(1, 3, 299);
+    const std::vector<float> query = random_floats(tile.row_stride, 4, sharpness);
+    const std::vector<float> a = attend(kernel_table(Isa::kScalar), KvDType::kF32, tile, query);
+    const std::vector<float> b = attend(kernel_table(Isa::kScalar), KvDType::kI8, int8_tile, query);
+    double error = 0;
+    double norm = 0;
+    for (std::size_t i = 0; i < 3 * 64; ++i) {
+      error += std::pow(a[i] - b[i], 2.0);
+      norm += std::pow(a[i], 2.0);
+    }
+    CHECK(std::sqrt(error / norm) < 0.08);
+  }
+}
+
+TEST_CASE("attention: a K or V of zeros, or tiny, is handled alike in every table") {
+  for (const float size : {0.0f, 1e-40f, 1e-37f, 1e-30f, 1e30f}) {
+    std::vector<float> k(32, size);
+    std::vector<float> v(32, -size);
+    std::vector<std::byte> block(2 * kv_block_elements(KvDType::kI8, 32));
+    std::byte* v_block = block.data() + block.size() / 2;
+    kernel_table(Isa::kScalar)
+        .kv_write(KvDType::kI8, k.data(), v.data(), 32, 0, block.data(), v_block);
+    const std::int32_t table = 0;
+    std::vector<float> scratch(attention_scratch_floats(1, 1, 32));
+    const std::vector<float> query(32, 1e-3f);
+    std::vector<float> expected;
+    for (const KernelTable* kernels : all_tables()) {
+      std::vector<float> out(32);
+      kernels->attention(KvDType::kI8, {.query = query.data(),
+                                        .out = out.data(),
+                                        .row_stride = 32,
+                                        .rows = 1,
+                                        .group = 1,
+                                        .head_dim = 32,
+                                        .first_position = 0,
+                                        .scale = 1.0f,
+                                        .k_base = block.data(),
+                                        .v_base = v_block,
+                                        .block_stride = block.size(),
+                                        .block_table = &table,
+                                        .scratch = scratch.data()});
+      if (expected.empty()) {
+        expected = out;
+        const float wanted = size < 1e-33f ? 0.0f : -size;
+        CHECK(std::abs(out[7] - wanted) <= 0.01f * std::abs(wanted));
+      }
+      CHECK(first_difference(out, expected) == -1);
     }
   }
 }

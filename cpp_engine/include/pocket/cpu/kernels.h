@@ -22,7 +22,8 @@ struct QuantisedRows {
 /// Attention of a tile of query rows of one sequence over that sequence's paged KV, for one KV
 /// head.
 ///
-/// K blocks are [head_dim, 16] (positions innermost), V blocks [16, head_dim]; a block's address is
+/// K blocks are [head_dim, 16] (positions innermost), V blocks [16, head_dim] (int8:
+/// docs/kernels.md; both then start on a multiple of 4 bytes); a block's address is
 /// `k_base + block_id * block_stride` elements. Query row r sits at position `first_position + r`
 /// and sees positions 0..first_position + r. Every row is reduced in fixed splits of
 /// `kAttentionSplit` positions, combined in order, so its bits depend on its own position only.
@@ -49,7 +50,13 @@ inline constexpr std::size_t kAttentionSplit = 256;
 [[nodiscard]] std::size_t attention_scratch_floats(std::size_t rows, std::size_t group,
                                                    std::size_t head_dim);
 
-enum class KvDType : std::uint8_t { kF32, kF16 };
+/// How K and V are stored. `kI8`: int8 codes with one float scale per position and head, attention
+/// in integer arithmetic; an element is a byte, and a K or V block carries its 16 scales at its
+/// end.
+enum class KvDType : std::uint8_t { kF32, kF16, kI8 };
+
+/// Elements (floats, halves or bytes) of a K block, or of a V block, of one head.
+[[nodiscard]] std::size_t kv_block_elements(KvDType type, std::size_t head_dim) noexcept;
 
 /// The compute primitives of one instruction set. Models reach the hardware only through this
 /// table.
