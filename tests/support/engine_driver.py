@@ -95,10 +95,12 @@ class Driver:
             pieces.append(self.logits(Part(piece, start, row, range(len(piece)))))
         return np.concatenate(pieces)
 
-    def greedy(self, tokens: SequenceOf[int], count: int, *, row: int = 0) -> list[int]:
-        """``count`` tokens continuing ``tokens``, each the argmax of its logits."""
-        out = [int(self.logits(Part(tokens, 0, row)).argmax())]
+    def greedy(
+        self, tokens: SequenceOf[int], count: int, *, row: int = 0, vocab: int | None = None
+    ) -> list[int]:
+        """``count`` tokens continuing ``tokens``: argmax of the logits of ids below ``vocab``."""
+        out = [int(self.logits(Part(tokens, 0, row))[0, :vocab].argmax())]
         while len(out) < count:
             part = Part(out[-1:], len(tokens) + len(out) - 1, row)
-            out.append(int(self.logits(part).argmax()))
+            out.append(int(self.logits(part)[0, :vocab].argmax()))
         return out
