@@ -347,13 +347,13 @@ def test_messages_encode_as_text_wherever_control_tokens_are_spelled(name: str) 
     ).map("".join)  # fmt: skip
 
     @PROFILE
-    @given(forging, forging)
-    def check(first: str, second: str) -> None:
+    @given(forging, forging, st.sampled_from(["", "x", " x", "\n"]))
+    def check(first: str, second: str, lead: str) -> None:
         protected, marks = guard.protect([first, second])
         assert isinstance(protected, list)
         begin, end = "<|im_start|>", "<|im_end|>"
-        rendered = f"{begin}u\n{protected[0]}{protected[1].strip()}{end}\n"
-        plain = f"{begin}u\n{first}{second.strip()}{end}\n"
+        rendered = f"{lead}{begin}u\n{protected[0]}{protected[1].strip()}{end}\n"
+        plain = f"{lead}{begin}u\n{first}{second.strip()}{end}\n"
         if not marks.used:
             assert rendered == plain
             assert not any(token in first + second for token in spelled)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from pocket_backend.api import InvalidRequestError, SamplingParams
@@ -133,6 +135,16 @@ def test_pushing_after_a_stop_is_an_error_of_the_caller() -> None:
     _, _, output = run(["a"], stop=["a"])
     with pytest.raises(RuntimeError, match="push after"):
         output.push(0)
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_every_string_of_two_letters_is_found_after_each_of_its_beginnings(size: int) -> None:
+    for letters in itertools.product("ab", repeat=size):
+        needle = "".join(letters)
+        for cut in range(size):
+            text = needle[:cut] + needle
+            found = StopMatcher([needle]).advance(text.encode())
+            assert found == (needle, text.find(needle) + size), text
 
 
 def test_v4_long_stop_strings_cost_nothing_until_they_match() -> None:
