@@ -98,7 +98,7 @@ def measure(running: int, context: int, steps: int) -> list[float]:
         block_size=BLOCK_SIZE,
         max_slots=running,
         max_context=length + 1,
-        max_batch_tokens=max(4096, running * 2),
+        max_batch_tokens=running * context,  # all prompts in one step
         vocab_size=_VOCAB,
     )
     scheduler = ContinuousBatchScheduler(memory, SchedulerConfig(watermark=0.0))

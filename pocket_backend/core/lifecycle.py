@@ -214,8 +214,7 @@ class Lifecycle:
     def end_group(self, group: RequestGroup, reason: str) -> list[ScheduledRequest]:
         """Finish all live sequences of a request; returns them, the lowest choice first."""
         live = [s for s in group.sequences if s.status is not _FINISHED]
-        # Backwards: ending the first sequence would put unborn siblings on the queue.
-        for sequence in reversed(live):
+        for sequence in live:
             self.end(sequence, reason)
         return live
 

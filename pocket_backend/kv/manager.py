@@ -262,7 +262,7 @@ class BlockManager:
     def free(self, blocks: SequenceBlocks) -> None:
         """Give the table up; calling it again does nothing.
 
-        Tail first: blocks that stay cached become candidates for eviction in that order.
+        Blocks in the tree stay cached; only the last becomes a candidate for eviction at once.
         """
         if not blocks.block_ids and blocks.root is None:
             return
@@ -270,7 +270,7 @@ class BlockManager:
         self._withdraw(blocks)
         node_of = self._cache.node_of
         now = self._cache.tick()
-        for block in reversed(blocks.block_ids):
+        for block in blocks.block_ids:
             node = node_of[block]
             if self._pool.drop(block):
                 continue
@@ -303,7 +303,10 @@ class BlockManager:
             IntegrityError: says what does not add up.
         """
         expected = [0] * self.num_blocks
+        writers = 0
         for blocks in live:
+            if blocks._pending is not None:
+                writers += self._writers.get(blocks._pending) is blocks
             for block in blocks.block_ids:
                 expected[block] += 1
             path = blocks.num_cached
@@ -312,6 +315,8 @@ class BlockManager:
                 if node.block != blocks.block_ids[path - 1]:
                     raise IntegrityError(f"table and tree disagree on block {node.block}")
                 node, path = node.parent, path - 1
+        if writers != len(self._writers):
+            raise IntegrityError(f"{len(self._writers)} writers recorded, {writers} alive")
         self._pool.check()
         cached_only = idle_leaves = nodes = 0
         for node in self._cache.nodes():
