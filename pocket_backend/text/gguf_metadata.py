@@ -52,7 +52,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     type_id: int
     offset: int
-    """Bytes from ``GgufMetadata.data_offset``."""
+    """Bytes from the start of the tensor data."""
 
     @property
     def type_name(self) -> str:

