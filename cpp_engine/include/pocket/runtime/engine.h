@@ -21,8 +21,8 @@ struct EngineOptions {
   std::size_t max_context = 0;         ///< 0 = the model's own limit, which it may not exceed
   KvDType kv_dtype = KvDType::kF16;
   Precision precision = Precision::kInt8;
-  std::size_t threads = 0;  ///< 0 = CPUs in the affinity mask
-  std::optional<Isa> isa;   ///< default: select_isa()
+  std::size_t threads = 0;   ///< 0 = CPUs in the affinity mask
+  std::optional<Isa> isa{};  ///< default: select_isa()
 };
 
 /// One mixed batch. Tokens of all sequences are concatenated; sequence s owns tokens
