@@ -327,10 +327,12 @@ void bench_attention(const Options& options, const KernelTable& kernels, Results
   constexpr Case kCases[] = {{"decode", 1, 256},   {"decode", 1, 1024},   {"decode", 1, 4096},
                              {"prefill", 16, 256}, {"prefill", 16, 1024}, {"prefill", 16, 4096}};
   constexpr std::size_t kMaxBlocks = 4096 / kKvBlockTokens;
-  constexpr std::size_t kBlockElements = kHeadDim * kKvBlockTokens;
   std::printf("\n%-34s %12s %10s %7s\n", "attention (one KV head)", "us/call", "GFLOP/s", "%peak");
-  for (const KvDType type : {KvDType::kF16, KvDType::kF32}) {
-    AlignedBuffer pool(2 * kMaxBlocks * kBlockElements * 4);
+  for (const auto& [type, type_label] :
+       {std::pair{KvDType::kF16, "f16/"}, std::pair{KvDType::kI8, "i8/"},
+        std::pair{KvDType::kF32, "f32/"}}) {
+    const std::size_t block_elements = kv_block_elements(type, kHeadDim);
+    AlignedBuffer pool(2 * kMaxBlocks * block_elements * 4);
     std::mt19937 random(3);
     std::normal_distribution<float> normal;
     std::vector<float> query(16 * kGroup * kHeadDim);
@@ -342,14 +344,14 @@ void bench_attention(const Options& options, const KernelTable& kernels, Results
     for (std::size_t i = 0; i < kMaxBlocks; ++i) {
       table[i] = static_cast<std::int32_t>((i * 37) % kMaxBlocks);
     }
-    const std::size_t element = type == KvDType::kF32 ? 4 : 2;
-    std::byte* v_base = pool.data() + kBlockElements * element;
+    const std::size_t element = type == KvDType::kF32 ? 4 : type == KvDType::kF16 ? 2 : 1;
+    std::byte* v_base = pool.data() + block_elements * element;
     for (std::size_t t = 0; t < 4096; ++t) {
       for (std::size_t d = 0; d < kHeadDim; ++d) {
         k[d] = normal(random);
         v[d] = normal(random);
       }
-      const std::size_t block = static_cast<std::size_t>(table[t / 16]) * 2 * kBlockElements;
+      const std::size_t block = static_cast<std::size_t>(table[t / 16]) * 2 * block_elements;
       kernels.kv_write(type, k.data(), v.data(), kHeadDim, t % 16, pool.data() + block * element,
                        v_base + block * element);
     }
@@ -365,12 +367,11 @@ void bench_attention(const Options& options, const KernelTable& kernels, Results
                                .scale = 0.125f,
                                .k_base = pool.data(),
                                .v_base = v_base,
-                               .block_stride = 2 * kBlockElements,
+                               .block_stride = 2 * block_elements,
                                .block_table = table.data(),
                                .scratch = scratch.data()};
-      const std::string workload = std::string("attention/") +
-                                   (type == KvDType::kF16 ? "f16/" : "f32/") + c.name +
-                                   "/context=" + std::to_string(c.context);
+      const std::string workload =
+          std::string("attention/") + type_label + c.name + "/context=" + std::to_string(c.context);
       const double flops = 4.0 * static_cast<double>(c.rows * kGroup * kHeadDim * c.context);
       const auto repeats = std::max<std::size_t>(3, static_cast<std::size_t>(2e8 / flops));
       for (std::size_t round = 0; round < options.rounds; ++round) {

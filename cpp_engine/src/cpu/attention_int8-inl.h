@@ -150,10 +150,13 @@ float encode_probabilities(const KvView<std::uint8_t>& kv, std::size_t first_blo
   return result.scale;
 }
 
-/// acc[i][n] += codes . V over the split's blocks, for one byte plane.
+/// acc[i][n] += codes . V over the split's blocks, for one byte plane. Inlined by force: behind a
+/// reference the accumulators would live in memory, since bytes may alias them.
 template <std::size_t kQueries, std::size_t kDims>
-void value_dots(const KvView<std::uint8_t>& kv, std::size_t first_block, std::size_t blocks,
-                std::size_t d, const std::uint8_t* codes, Ints (&acc)[kQueries][kDims]) {
+[[gnu::always_inline]] inline void value_dots(const KvView<std::uint8_t>& kv,
+                                              std::size_t first_block, std::size_t blocks,
+                                              std::size_t d, const std::uint8_t* codes,
+                                              Ints (&acc)[kQueries][kDims]) {
   for (std::size_t b = 0; b < blocks; ++b) {
     const std::uint8_t* v = kv.v_block(first_block + b) + 4 * d;
 #pragma GCC unroll 4

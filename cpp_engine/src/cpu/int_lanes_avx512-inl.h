@@ -23,7 +23,8 @@ inline Bytes splat_group(const void* from) {
   return _mm512_set1_epi32(group);
 }
 inline Ints dot_add(Ints acc, Bytes unsigned_bytes, Bytes signed_bytes) {
-  return _mm512_dpbusd_epi32(acc, unsigned_bytes, signed_bytes);
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(unsigned_bytes), "v"(signed_bytes));
+  return acc;
 }
 inline Ints sub(Ints a, Ints b) {
   return _mm512_sub_epi32(a, b);
