@@ -2,7 +2,7 @@
 
 It has a second job. Triton does not tell a running decoupled step of an ensemble that the client is
 gone, but marks the *next* request of the following step as cancelled: that is how a request reaches
-this model with ``is_cancelled()`` true. It then tells the generator, with the stream's key.
+this model with ``is_cancelled()`` true. It then tells the generator (``abandoned.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pocket_backend.api import InvalidRequestError, PocketLLMError
 from pocket_backend.observability.logging import configure_logging, get_logger, log_event
 from pocket_backend.text import chunk_text
 from pocket_backend.triton import codec
-from pocket_backend.triton.control import cancel_stream
+from pocket_backend.triton.abandoned import AbandonedNotifier
 from pocket_backend.triton.responses import error_response
 from pocket_backend.triton.settings import engine_args, environment_of, model_tokenizer
 
@@ -31,6 +31,7 @@ class DetokenizerModel:
         self._pb = pb_utils
         arguments = engine_args(environment_of(args["model_config"]))
         self._token_bytes = model_tokenizer(arguments).token_bytes
+        self._abandoned = AbandonedNotifier()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]
@@ -39,7 +40,7 @@ class DetokenizerModel:
         try:
             tensors = codec.inputs_by_name(request)
             if request.is_cancelled() and "stream_key" in tensors:
-                cancel_stream(self._pb, tensors["stream_key"].reshape(-1)[0].decode())
+                self._abandoned.notify(str(codec.value_of("stream_key", tensors["stream_key"])))
             return self._pb.InferenceResponse(
                 [codec.text(self._pb, "text_output", self._text(tensors))]
             )

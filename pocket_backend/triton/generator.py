@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +27,7 @@ from pocket_backend.api import (
 from pocket_backend.engine.unified import UnifiedEngine
 from pocket_backend.observability.logging import configure_logging, get_logger, log_event
 from pocket_backend.triton import codec
+from pocket_backend.triton.abandoned import AbandonedListener
 from pocket_backend.triton.chunks import ChunkWriter, Increment, IncrementSum
 from pocket_backend.triton.control import Control, parse_control
 from pocket_backend.triton.metrics import MetricsBridge
@@ -61,6 +61,7 @@ class GeneratorModel:
         self._engine = UnifiedEngine.from_args(settings.engine)
         self._engine.add_step_hook(lambda _report: self._after_step())
         self._metrics.start(self._engine)
+        self._abandoned = AbandonedListener(self._engine.cancel)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
@@ -75,6 +76,7 @@ class GeneratorModel:
 
     def close(self) -> None:
         """Let open streams finish for a while, fail the rest, release the model."""
+        self._abandoned.close()
         self._engine.close(self._drain_seconds)
         self._streams.clear()
 
@@ -142,7 +144,7 @@ class GeneratorModel:
             keys = [
                 key
                 for key, stream in self._streams.items()
-                if key == control.cancel_key or stream.client_id == control.cancel_request_id
+                if stream.client_id == control.cancel_request_id
             ]
             result = {"cancelled": sum(self._engine.cancel(key) for key in keys)}
         response = self._pb.InferenceResponse(
@@ -171,8 +173,8 @@ class _Stream:
         parameters: Parameters,
         prompt_tokens: int,
     ) -> None:
-        self.key = secrets.token_hex(16)
-        """The engine's request id, and what the detokenizer sends back to cancel."""
+        self.key = model._abandoned.new_key()
+        """The engine's request id, and what the detokenizer sends back when nobody reads."""
         self.client_id: str = request.request_id()
         self.ended = False
         self._model = model

@@ -26,6 +26,7 @@ from triton_doubles import (
 
 from pocket_backend.api import SamplingParams
 from pocket_backend.text import chunk_text
+from pocket_backend.triton.abandoned import AbandonedNotifier
 from pocket_backend.triton.generator import GeneratorModel
 
 
@@ -150,7 +151,10 @@ def test_many_at_once_end_exactly_once_on_one_thread(model: GeneratorModel) -> N
         (Request({"input_ids": ints(1), "sampling_parameters": strings(b"\xff")}), "sampling_par"),
         (Request({"control": strings("{}")}), "control: got"),
         (Request({"control": strings("x" * 100_000)}), "control: got"),
-        (Request({"control": strings('{"stats": true, "cancel_key": "x"}')}), "control: got"),
+        (
+            Request({"control": strings('{"stats": true, "cancel_request_id": "x"}')}),
+            "control: got",
+        ),
     ],
 )
 def test_bad_requests_get_an_error_and_the_final_flag(
@@ -185,17 +189,38 @@ def test_client_that_is_gone_frees_its_slot(model: GeneratorModel) -> None:
     assert (stats["open_streams"], stats["running"], stats["blocks_used"]) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("how", ["cancel_key", "cancel_request_id"])
-def test_cancel_by_control(model: GeneratorModel, how: str) -> None:
+def started(model: GeneratorModel, request_id: str = "") -> Request:
+    """A request that would go on for long, after its first response."""
     seen = threading.Event()
-    asked = request(1, max_tokens=3500, ignore_eos=True, request_id="mine")
+    asked = request(1, max_tokens=3500, ignore_eos=True, request_id=request_id)
     asked.sender.fail = lambda _response: seen.set()
     model.execute([asked])
     assert seen.wait(10)
-    key = asked.sender.responses[0].text("stream_key") if how == "cancel_key" else "mine"
-    assert control(model, {how: key}) == {"cancelled": 1}
+    return asked
+
+
+def test_cancel_by_request_id(model: GeneratorModel) -> None:
+    asked, other = started(model, "mine"), started(model, "other")
+    assert control(model, {"cancel_request_id": "mine"}) == {"cancelled": 1}
     assert asked.sender.error.code() == 7
-    assert control(model, {how: key}) == {"cancelled": 0}
+    assert control(model, {"cancel_request_id": "mine"}) == {"cancelled": 0}
+    assert not other.sender.finals
+
+
+def test_detokenizer_reports_an_abandoned_stream(model: GeneratorModel) -> None:
+    asked, other = started(model), started(model)
+    key = asked.sender.responses[0].text("stream_key")
+    notifier = AbandonedNotifier()
+    strangers = ["", "x", key.upper(), key[:-1] + "g", f"{'0' * 32}:{'0' * 32}", f"{key}\n"]
+    assert not any(notifier.notify(stranger) for stranger in strangers)
+    assert notifier.notify(key)
+    assert asked.sender.error.code() == 7
+    assert notifier.notify(key)  # again, for a stream that has ended: harmless
+    settle(model)
+    assert not other.sender.finals
+    model.close()
+    assert not notifier.notify(key)
+    notifier.close()
 
 
 def test_deadline_ends_with_an_error(model: GeneratorModel) -> None:

