@@ -29,8 +29,8 @@ def serve(options: ServerOptions) -> int:
 def running_server(options: ServerOptions) -> Iterator[TritonServer]:
     """Start, yield a server that answers, and stop it whatever happens.
 
-    SIGTERM raises KeyboardInterrupt like Ctrl-C; both are ignored during the stop, which is
-    bounded.
+    SIGTERM raises KeyboardInterrupt like Ctrl-C. The stop gives open streams some seconds; a second
+    Ctrl-C ends it at once, as cleanly.
     """
     previous = signal.signal(signal.SIGTERM, _raise_interrupt)
     server = TritonServer(options)
@@ -44,10 +44,7 @@ def running_server(options: ServerOptions) -> Iterator[TritonServer]:
         )
         yield server
     finally:
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         server.stop()
-        signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, previous)
 
 
@@ -62,7 +59,7 @@ def wait_for_interrupt(server: TritonServer) -> int:
         while server.running:
             time.sleep(_WATCH_SECONDS)
     except KeyboardInterrupt:
-        say("\nstopping ...")
+        say("\nstopping (again Ctrl-C: at once) ...")
         return 0
     raise ConfigurationError(f"the server ended by itself; its log says:\n{server.failure_lines()}")
 

@@ -2,10 +2,11 @@
 
     launcher ── pipe on stdin ──> guardian ── child, own process group ──> tritonserver ──> stubs
 
-The guardian stops the server when the pipe closes, which the kernel also does when the launcher is
-killed.  It is a subreaper, so stubs that lose their server become its children and can be waited
-for; on its way out nothing of the server is left: no process, no shared memory, and, unless the
-launcher said ``stop`` (and wants to read the log), no runtime directory.
+On ``stop`` the guardian ends the server with SIGTERM and a bounded wait. When the pipe closes,
+which the kernel also does when the launcher is killed, it waits less. It is a subreaper, so stubs
+that lose their server become its children and can be waited for. On its way out nothing of the
+server is left: no process, no shared memory, and no runtime directory, except when the server ended
+by itself: then the launcher still wants to read the log.
 
 Runs as ``python -m pocket_backend.triton.guardian`` with one line of JSON (``GuardianSpec``) on
 stdin.  Exit status: the server's, or 128 + signal.  Standard library only: it must start quickly.
@@ -31,6 +32,8 @@ from pocket_backend.triton.shm import ServerLock, kill_stubs, remove_regions
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINE_LIMIT = 1 << 20
+_ORPHAN_TIMEOUT = 5.0
+"""Seconds that a server without a launcher gets to end by itself."""
 STOP_COMMAND = b"stop\n"
 
 
@@ -59,20 +62,20 @@ def main() -> int:
     spec = GuardianSpec(**json.loads(line))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     lock = ServerLock(spec.server_id)
-    orderly = False
+    log_wanted = False
     try:
-        status, orderly = _run(spec)
+        status, log_wanted = _run(spec)
     finally:
         kill_stubs(spec.server_id)
         remove_regions(spec.server_id)
         lock.release()
-        if not orderly:
+        if not log_wanted:
             shutil.rmtree(spec.runtime_dir, ignore_errors=True)
     return status
 
 
 def _run(spec: GuardianSpec) -> tuple[int, bool]:
-    """Returns (exit status, whether the launcher is alive and will read the log)."""
+    """Returns (exit status, whether the server ended by itself)."""
     with Path(spec.log_file).open("ab", buffering=0) as log:
         server = subprocess.Popen(
             spec.argv,
@@ -90,29 +93,28 @@ def _run(spec: GuardianSpec) -> tuple[int, bool]:
     poller.register(pidfd, select.POLLIN)
     poller.register(0, select.POLLIN | select.POLLHUP)
     poller.register(terminate.read_fd, select.POLLIN)
-    launcher_alive = True
     try:
-        while True:
-            ready = {fd for fd, _ in poller.poll()}
-            if pidfd in ready:
-                break
-            if 0 in ready:
-                launcher_alive = os.read(0, 64) == STOP_COMMAND
-            if ready & {0, terminate.read_fd}:
-                _stop(server.pid, pidfd, spec.stop_timeout)
-                break
+        ready = {fd for fd, _ in poller.poll()}
+        by_itself = pidfd in ready
+        if not by_itself:
+            told = 0 not in ready or os.read(0, 64) == STOP_COMMAND
+            timeout = spec.stop_timeout if told else _ORPHAN_TIMEOUT
+            _stop(server.pid, pidfd, timeout, watch_pipe=told)
     finally:
         status = _reap_group(server.pid)
         server.returncode = status
         os.close(pidfd)
-    return status, launcher_alive
+    return status, by_itself
 
 
-def _stop(pid: int, pidfd: int, timeout: float) -> None:
+def _stop(pid: int, pidfd: int, timeout: float, *, watch_pipe: bool) -> None:
+    """SIGTERM, then wait for the end, the timeout, or a launcher that cannot wait any more."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
+    if watch_pipe:
+        poller.register(0, select.POLLIN | select.POLLHUP)
     poller.poll(timeout * 1000)
 
 

@@ -51,6 +51,7 @@ ENSEMBLE = "pocketllm"
 ADMIN_HEADER = "pocketllm-admin"
 _ERROR_GRACE = 5.0
 """Seconds that a server which answers with errors gets to recover."""
+_CLEAN_UP_TIMEOUT = 30.0
 _ADMIN_APIS = "model-repository,shared-memory,logging,trace"
 
 
@@ -153,16 +154,21 @@ class TritonServer:
             raise
 
     def stop(self) -> None:
-        """SIGTERM, a bounded wait, then SIGKILL; leaves no process and no shared memory."""
+        """SIGTERM, a bounded wait, then SIGKILL; leaves no process and no shared memory.
+
+        A KeyboardInterrupt during the wait cuts it short; the clean-up is the same.
+        """
         guardian, self._guardian = self._guardian, None
         if guardian is not None:
             assert guardian.stdin is not None
             with contextlib.suppress(OSError):
                 guardian.stdin.write(STOP_COMMAND)
                 guardian.stdin.flush()
+            with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+                guardian.wait(self.options.stop_timeout + 5.0)
             with contextlib.suppress(OSError):
                 guardian.stdin.close()
-            guardian.wait(self.options.stop_timeout + 30.0)
+            guardian.wait(_CLEAN_UP_TIMEOUT)
         if self._runtime_dir is not None:
             shutil.rmtree(self._runtime_dir, ignore_errors=True)
             self._runtime_dir = None

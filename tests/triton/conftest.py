@@ -32,7 +32,9 @@ def model_path() -> str:
 def server(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """The demo model on the C++ engine; shared by all tests, so they leave it at baseline."""
     log = tmp_path_factory.mktemp("triton") / "server.log"
-    with TritonServer(ServerOptions(model_path, ports=FREE_PORTS, log_file=log)) as running:
+    with TritonServer(
+        ServerOptions(model_path, ports=FREE_PORTS, log_file=log, stop_timeout=5)
+    ) as running:
         yield running
 
 
@@ -44,6 +46,7 @@ def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServ
         "fake",
         ports=FREE_PORTS,
         log_file=log,
+        stop_timeout=5,
         environment={"POCKETLLM_FAKE_OPTIONS": '{"delay_seconds": 0.01}'},
     )
     with TritonServer(options) as running:

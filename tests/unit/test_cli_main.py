@@ -1,0 +1,115 @@
+"""Arguments, exit codes and messages of the `pocketllm` command; no server is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pocket_backend.api import ConfigurationError
+from pocket_backend.cli import doctor, main
+from pocket_backend.cli.chat_client import Answer
+from pocket_backend.cli.examples import examples
+from pocket_backend.triton.launcher import ServerOptions, TritonServer
+from pocket_backend.triton.ports import Ports
+
+
+def options_of(*argv: str) -> ServerOptions:
+    return main.server_options(main._parser().parse_args(argv))
+
+
+def test_defaults_serve_on_localhost() -> None:
+    options = options_of("serve", "model.gguf")
+    assert (options.model, options.host, options.ports) == ("model.gguf", "127.0.0.1", Ports())
+    assert options.environment == {}
+
+
+def test_engine_options_travel_as_environment() -> None:
+    options = options_of(
+        "demo", "--model", "m", "--threads", "3", "--kv-cache-tokens", "64", "--http-port", "0"
+    )
+    assert options.environment == {"POCKETLLM_THREADS": "3", "POCKETLLM_KV_CACHE_TOKENS": "64"}
+    assert options.ports.http == 0
+
+
+def test_run_is_an_alias_of_demo() -> None:
+    parsed = main._parser().parse_args(["run", "--once", "--prompt", "x", "--max-tokens", "5"])
+    assert (parsed.run, parsed.once, parsed.prompt) == (main._demo, True, "x")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["demo", "--once", "--model", "/nowhere.gguf"], "error: model: /nowhere.gguf does not"),
+        (["serve", "/"], "error: model: / is a directory"),
+        (["serve", "fake", "--http-port", "99999"], "error: --http-port: got 99999"),
+        (["serve", "fake", "--grpc-port", "8000"], "error: ports 8000, 8000, 8002"),
+    ],
+)
+def test_errors_are_one_sentence_and_status_one(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(argv) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(message)
+    assert captured.err.count("\n") == 1
+
+
+def test_usage_errors_are_status_two() -> None:
+    for argv in ([], ["fly"], ["serve", "--http-port", "x"]):
+        with pytest.raises(SystemExit) as ended:
+            main.main(argv)
+        assert ended.value.code == 2
+
+
+def test_no_model_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "find_default_model", lambda: None)
+    with pytest.raises(ConfigurationError, match="no model given and no demo model installed"):
+        main.model_path(None)
+
+
+def test_interrupt_is_status_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "_doctor", interrupted)
+    assert main.main(["doctor"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_doctor_reports_every_line_and_fails_on_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert doctor.doctor("/nowhere.gguf") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("FAIL")] == [
+        line for line in lines if "/nowhere.gguf does not exist" in line
+    ]
+    assert len(lines) == 9
+
+
+def test_examples_hold_the_servers_addresses() -> None:
+    server = TritonServer(ServerOptions("fake", ports=Ports(1234, 1235, 1236)))
+    text = examples(server)
+    assert "http://127.0.0.1:1234/v2/models/pocketllm/generate_stream" in text
+    assert 'InferenceServerClient("127.0.0.1:1235")' in text
+
+
+def test_rate_counts_tokens_after_the_first() -> None:
+    assert Answer("x", "stop", 1, 11, 0.5, 2.0).tokens_per_second == 5.0
+    assert Answer("x", "stop", 1, 1, 0.5, 0.0).tokens_per_second == 0.0
+
+
+def test_the_command_is_light_to_import() -> None:
+    """`pocketllm --help` loads neither torch nor the engine nor numpy."""
+    code = (
+        "import sys; from pocket_backend.cli.main import main\n"
+        "heavy = {'torch', 'numpy', 'pocket_cpp_core', 'tritonclient', 'grpc'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
