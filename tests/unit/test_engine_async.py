@@ -6,7 +6,7 @@ import asyncio
 import gc
 
 import pytest
-from engine_support import alone, assert_baseline, make_engine, request, wait_until
+from engine_support import Gate, alone, assert_baseline, make_engine, request, wait_until
 
 from pocket_backend.api import EngineError, InvalidRequestError, SamplingParams
 from pocket_backend.engine.async_llm import AsyncLLM
@@ -113,3 +113,25 @@ def test_errors_reach_the_awaiter() -> None:
     executor.faults.failing_requests.add("bad")
     with engine:
         asyncio.run(main())
+
+
+def test_cancelling_the_task_that_waits_cancels_the_request_of_a_kept_stream() -> None:
+    gate = Gate()
+    engine, executor = make_engine(text=True)
+    executor.faults.before_step = gate
+
+    async def main() -> None:
+        stream = AsyncLLM(engine=engine).stream("hello")
+        task = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.open.set()
+        while engine.stats().requests["cancelled"] == 0:
+            await asyncio.sleep(0.001)
+        assert stream.request_id
+
+    with engine:
+        asyncio.run(main())
+        assert_baseline(engine, executor)

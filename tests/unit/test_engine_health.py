@@ -7,7 +7,7 @@ import json
 import logging
 
 import pytest
-from engine_support import Gate, Recorder, make_engine, request, wait_until
+from engine_support import Gate, ManualClock, Recorder, make_engine, request, wait_until
 
 from pocket_backend.observability.health import HealthStatus, Watchdog
 from pocket_backend.observability.logging import (
@@ -147,3 +147,20 @@ def test_metric_names_follow_the_rules() -> None:
 def test_health_status_is_plain_data() -> None:
     status = HealthStatus("ok", "x", ready=True, alive=True)
     assert status.as_dict()["details"] == {}
+
+
+def test_work_after_a_long_idle_time_is_not_a_stall() -> None:
+    clock = ManualClock()
+    gate = Gate()
+    engine, executor = make_engine(clock=clock, stall_seconds=10.0)
+    executor.faults.before_step = gate
+    with engine:
+        clock.now += 1000.0
+        sink = Recorder()
+        engine.submit(request("a", (1, 2), 3), sink)
+        gate.wait_until_inside()
+        assert engine.health().status == "ok"
+        clock.now += 11.0
+        assert engine.health().status == "stalled"
+        gate.open.set()
+        sink.wait()

@@ -231,3 +231,42 @@ def test_a_storm_from_many_threads() -> None:
     assert finished > 50
     assert sum(stats.requests.values()) <= 320
     assert sum(stats.requests.values()) >= len(outcomes)
+
+
+def test_a_stop_right_before_the_wait_is_not_missed() -> None:
+    stepper, executor = make_stepper()
+    loop = EngineLoop(stepper)
+    idle = stepper.idle
+
+    def stop_while_going_idle() -> None:
+        idle()
+        loop.ask_to_stop(3600.0)
+
+    stepper.idle = stop_while_going_idle  # type: ignore[method-assign]
+    loop.start()
+    wait_until(lambda: executor.closed)
+    assert loop.stop()
+
+
+def test_a_dead_engine_admits_nothing_that_was_still_in_the_inbox() -> None:
+    stepper, executor = make_stepper()
+    loop = EngineLoop(stepper)
+    gate = Gate()
+    executor.faults.before_step = gate
+    loop.start()
+    sinks = [Recorder() for _ in range(3)]
+    loop.submit(stepper.entry(request("a", (1,)), sinks[0]))
+    gate.wait_until_inside()
+    executor.faults.dead = True
+
+    def submit_more() -> None:  # in the drain of the dying step: its adds come one drain later
+        for index, sink in enumerate(sinks[1:]):
+            loop.submit(stepper.entry(request(f"late-{index}", (1,)), sink))
+
+    loop.post(submit_more)
+    gate.open.set()
+    for sink in sinks:
+        assert sink.wait().finish_reason == "error"
+    loop.call(lambda: None, WAIT)
+    assert stepper.scheduler.stats().waiting == 0
+    loop.stop()
