@@ -71,7 +71,7 @@ def test_neighbours_do_not_matter() -> None:
 def test_every_token_of_the_sequence_matters() -> None:
     seen = set()
     for at in range(len(PROMPT)):
-        changed = (*PROMPT[:at], PROMPT[at] + 50, *PROMPT[at + 1:])
+        changed = (*PROMPT[:at], PROMPT[at] + 50, *PROMPT[at + 1 :])
         seen.add(next_token(FakeExecutor(SMALL), chunk("a", changed, blocks=(0, 1))))
     assert len(seen) > 3
 
@@ -109,7 +109,7 @@ def test_a_wrong_prefix_changes_the_token() -> None:
         (chunk("a", PROMPT, 9, (0, 1)), "slots"),
         (chunk("a", (1,), 0, (), new=False), "does not hold"),
         (chunk("a", (1,) * 33, 0, tuple(range(9))), "33 tokens"),
-        (chunk("a", (1,) * 5, 0, (*tuple(range(16)), 0), 60), "beyond context"),
+        (chunk("a", (1,) * 5, 0, (*range(16), 0), 60), "beyond context"),
     ],
 )
 def test_contract_breaches_fail_the_step(bad: ExecuteRequest, message: str) -> None:
