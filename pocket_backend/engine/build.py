@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pocket_backend.executors.registry import create_executor, resolve_backend
+from pocket_backend.executors.registry import create_executor, is_fake
 
 if TYPE_CHECKING:
     from pocket_backend.api import EngineArgs
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def build_tokenizer(args: EngineArgs, vocab_size: int, eos_token_id: int = 0) -> Tokenizer:
     """The tokenizer of ``args.model`` (or of ``args.tokenizer_path``); bytes for the fake model."""
-    if resolve_backend(args) == "fake" and args.tokenizer_path is None:
+    if is_fake(args) and args.tokenizer_path is None:
         from pocket_backend.executors.fake_tokenizer import FakeTokenizer
 
         return FakeTokenizer(vocab_size, eos_token_id)

@@ -57,6 +57,11 @@ def register_backend(name: str, factory: Callable[[EngineArgs], BackendExecutor]
     _FACTORIES[name] = factory
 
 
+def is_fake(args: EngineArgs) -> bool:
+    """Whether ``args`` mean the fake backend; looks at no file."""
+    return args.backend == "fake" or (args.backend == "auto" and args.model == "fake")
+
+
 def resolve_backend(args: EngineArgs) -> str:
     """The name of the backend that ``args`` mean; ``auto`` looks at the model and logs why.
 
@@ -65,14 +70,12 @@ def resolve_backend(args: EngineArgs) -> str:
     """
     if args.backend != "auto":
         return args.backend
-    if args.model == "fake":
+    if is_fake(args):
         chosen, reason = "fake", "the model is named 'fake'"
     else:
         path = args.model_path()
         if not path.is_file():
-            raise ModelLoadError(
-                f"model: no file {str(path)!r}; give the path of a GGUF file"
-            )
+            raise ModelLoadError(f"model: no file {str(path)!r}; give the path of a GGUF file")
         with path.open("rb") as file:
             magic = file.read(len(_GGUF_MAGIC))
         if magic != _GGUF_MAGIC:
