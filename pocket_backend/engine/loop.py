@@ -245,7 +245,9 @@ class EngineLoop:
         )
 
     def stats(self) -> EngineStats:
-        """Counters and gauges as of the last step."""
+        """Counters and gauges: of this moment on the engine thread, else at most 0.1 s old."""
+        if threading.current_thread() is self._thread:
+            self._stepper.refresh_stats()
         return self._stepper.stats
 
     def ask_to_stop(self, drain_seconds: float = 0.0) -> None:

@@ -251,6 +251,10 @@ class EngineStepper:
             self._check_alive(failure)
         return True
 
+    def refresh_stats(self) -> None:
+        """Take the snapshot now."""
+        self._snapshot(self._clock())
+
     def idle(self) -> None:
         """Nothing can run: refresh the snapshot and, once per idle time, check the accounting."""
         self._snapshot(self._clock())

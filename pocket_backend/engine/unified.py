@@ -290,7 +290,7 @@ class UnifiedEngine:
         self._loop.add_step_hook(hook)
 
     def stats(self) -> EngineStats:
-        """Counters and gauges as of the last step."""
+        """Counters and gauges: of this moment on the engine thread, else at most 0.1 s old."""
         return self._loop.stats()
 
     def health(self) -> HealthStatus:
