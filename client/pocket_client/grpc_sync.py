@@ -1,0 +1,91 @@
+"""gRPC for ordinary threads: one channel, one RPC for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2_grpc
+
+from pocket_client.errors import ServerError, UnavailableError
+from pocket_client.options import GenerationRequest
+from pocket_client.results import Chunk
+from pocket_client.transport import DEADLINE_GRACE, Address, OutputValue, TensorValue
+from pocket_client.wire_grpc import (
+    CHANNEL_OPTIONS,
+    call_message,
+    ended_early,
+    generation_message,
+    read_chunk,
+    read_output,
+    rpc_error,
+)
+
+
+class GrpcTransport:
+    """Implements ``Transport``."""
+
+    def __init__(self, address: Address) -> None:
+        if address.tls:
+            credentials = grpc.ssl_channel_credentials()
+            self._channel = grpc.secure_channel(address.target, credentials, CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.insecure_channel(address.target, CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def open(self, request: GenerationRequest, timeout: float | None) -> GrpcChunkStream:
+        message = generation_message(request, timeout)
+        return GrpcChunkStream(request, self._start(message, timeout, request.headers))
+
+    def call(
+        self, model: str, inputs: Mapping[str, TensorValue], output: str, timeout: float | None
+    ) -> OutputValue:
+        responses = self._start(call_message(model, inputs, output), timeout, ())
+        found: OutputValue | None = None
+        try:
+            for response in responses:
+                value = read_output(response, output)
+                found = value if found is None else found
+        except grpc.RpcError as error:
+            raise rpc_error(error) from None
+        finally:
+            responses.cancel()
+        if found is None:
+            raise ServerError(f"model {model} sent no response")
+        return found
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _start(
+        self, message: Any, timeout: float | None, headers: tuple[tuple[str, str], ...]
+    ) -> Any:
+        deadline = None if timeout is None else timeout + DEADLINE_GRACE
+        try:
+            return self._stub.ModelStreamInfer(iter((message,)), timeout=deadline, metadata=headers)
+        except ValueError as error:  # "Cannot invoke RPC on closed channel!"
+            raise UnavailableError(f"the client is closed: {error}") from None
+
+
+class GrpcChunkStream:
+    def __init__(self, request: GenerationRequest, responses: Any) -> None:
+        self._request = request
+        self._responses = responses
+        self._finished = False
+
+    def __next__(self) -> Chunk:
+        try:
+            for response in self._responses:
+                chunk = read_chunk(response, self._request)
+                if chunk is not None:
+                    self._finished = chunk.finish_reason is not None
+                    return chunk
+        except grpc.RpcError as error:
+            raise rpc_error(error) from None
+        if not self._finished:
+            raise ended_early()
+        raise StopIteration
+
+    def cancel(self) -> None:
+        self._responses.cancel()
