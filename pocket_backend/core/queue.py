@@ -12,6 +12,10 @@ from pocket_backend.core.request import RequestStatus, ScheduledRequest
 _SLACK = 64
 """Entries of cancelled requests that are tolerated beyond the live ones before a clean-up."""
 
+_LPM_REPEATS = 8
+"""While its choice does not fit, ``lpm`` looks at the cache again only so many steps later: a look
+costs O(window x prefix)."""
+
 
 class WaitingQueue(ABC):
     """``peek`` names the next to admit; ``pop`` takes exactly that one."""
@@ -90,6 +94,8 @@ class LongestPrefixQueue(WaitingQueue):
         self._sorted: list[tuple[tuple[float, int, int], ScheduledRequest]] = []
         self._oldest: ScheduledRequest | None = None
         self._overtakes = 0
+        self._choice: ScheduledRequest | None = None
+        self._repeats = 0
 
     def push(self, request: ScheduledRequest) -> None:
         insort(self._sorted, (request.order, request))
@@ -97,16 +103,19 @@ class LongestPrefixQueue(WaitingQueue):
     def peek(self) -> ScheduledRequest | None:
         if not self._sorted:
             return None
+        if self._choice is not None and self._repeats < _LPM_REPEATS:
+            self._repeats += 1
+            return self._choice
         oldest = self._sorted[0][1]
         if oldest is not self._oldest:
             self._oldest, self._overtakes = oldest, 0
-        if self._overtakes >= self._max_overtakes:
-            return oldest
         best, longest = oldest, -1
-        for _, request in self._sorted[: self._window]:
-            length = self._match_length(request)
-            if length > longest:
-                best, longest = request, length
+        if self._overtakes < self._max_overtakes:
+            for _, request in self._sorted[: self._window]:
+                length = self._match_length(request)
+                if length > longest:
+                    best, longest = request, length
+        self._choice, self._repeats = best, 0
         return best
 
     def pop(self, request: ScheduledRequest) -> None:
@@ -119,6 +128,8 @@ class LongestPrefixQueue(WaitingQueue):
 
     def _delete(self, request: ScheduledRequest) -> None:
         del self._sorted[bisect_left(self._sorted, request.order, key=lambda entry: entry[0])]
+        if request is self._choice or not self._sorted:
+            self._choice = None
 
     def __len__(self) -> int:
         return len(self._sorted)

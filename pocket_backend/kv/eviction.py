@@ -48,7 +48,7 @@ class EvictionQueue:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._heap: list[tuple[tuple[int, int], int, int, CacheNode]] = []
+        self._heap: list[tuple[tuple[int, int], int, CacheNode]] = []
         self._stamp = 0
         self._live = 0
 
@@ -60,10 +60,10 @@ class EvictionQueue:
         self._stamp += 1
         node.stamp = self._stamp
         self._live += 1
-        # Equal ranks: the deeper first. The stamp is unique, so nodes are never compared.
-        heapq.heappush(self._heap, (self._rank(node), -node.depth, self._stamp, node))
+        # The stamp is unique, so nodes are never compared.
+        heapq.heappush(self._heap, (self._rank(node), self._stamp, node))
         if len(self._heap) > 2 * self._live + _SLACK:
-            self._heap = [entry for entry in self._heap if entry[3].stamp == entry[2]]
+            self._heap = [entry for entry in self._heap if entry[2].stamp == entry[1]]
             heapq.heapify(self._heap)
 
     def discard(self, node: CacheNode) -> None:
@@ -75,7 +75,7 @@ class EvictionQueue:
     def pop(self) -> CacheNode | None:
         """Remove and return the first leaf; None when nothing is idle."""
         while self._heap:
-            _, _, stamp, node = heapq.heappop(self._heap)
+            _, stamp, node = heapq.heappop(self._heap)
             if node.stamp == stamp:
                 node.stamp = NOT_QUEUED
                 self._live -= 1

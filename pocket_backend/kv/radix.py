@@ -42,7 +42,6 @@ class CacheNode:
         "block",
         "children",
         "created",
-        "depth",
         "hits",
         "key",
         "last_used",
@@ -55,7 +54,6 @@ class CacheNode:
         self.parent = parent
         self.block = block
         self.children: dict[bytes, CacheNode] = {}
-        self.depth: int = 0 if parent is None else parent.depth + 1
         self.created = created
         self.last_used = created
         self.hits = 0

@@ -104,6 +104,10 @@ class KvSimulator:
                 self.tables[request.slot_id].extend(request.block_ids)
         for request in requests:
             for source, target in request.block_copies:
+                if not request.is_new or target not in request.block_ids:
+                    raise OracleError(f"{request.request_id}: copy to {target}, not its block")
+                if not any(source in table for table in self.tables.values()):
+                    raise OracleError(f"{request.request_id}: copy from {source}, nobody's block")
                 self.cells[target] = list(self.cells[source])
                 self.copies += 1
         for request, sequence in zip(requests, plan.sequences, strict=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduler_oracle import EOS, VOCAB, Run, expected_output
@@ -239,6 +239,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.run.drain(5000)
         stats = self.run.scheduler.stats()
+        # Shown by --hypothesis-show-statistics: what share of the examples met what.
+        for name, count in (
+            ("preemption", stats.preemptions),
+            ("prefix hit", stats.prefix_hit_tokens),
+            ("eviction", stats.evicted_blocks),
+            ("copy on write", self.run.kv.copies),
+            ("held back for a prefix", sum(s.waited_steps for s in self.sequences)),
+            ("failed step", self.run.kv.failures),
+            ("cancelled", stats.finished.get("cancelled", 0)),
+            ("deadline or failure", stats.finished.get("error", 0)),
+        ):
+            if count:
+                event(name)
         assert stats.blocks.in_use == 0
         assert stats.free_slots == self.run.scheduler.memory.max_slots
         assert stats.running == stats.waiting == 0
@@ -259,7 +272,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=300,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
