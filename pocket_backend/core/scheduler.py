@@ -5,8 +5,8 @@ docs/scheduling.md explains the policy; this is its order of decisions in one st
 1. expire deadlines; wake requests whose shared prefix has been computed;
 2. every running sequence that needs one token gets it, growing its table, preempting the lowest
    ranked if memory is short;
-3. unfinished prompts share the rest of the budget, the highest ranked first, none more than
-   ``1 - reserved_share`` of what is left while others have work;
+3. unfinished prompts share the rest of the budget, the highest ranked first; one that cannot end in
+   this step takes at most ``1 - reserved_share`` of what is left while others have work;
 4. waiting requests are admitted in policy order while slots, blocks and budget last (none in a step
    that preempted);
 5. what is still left goes to the chunks of 3 and 4.
@@ -380,7 +380,7 @@ class ContinuousBatchScheduler:
             if left <= 0:
                 break
             more = index + 1 < len(prefills) or (admitting and self._can_admit())
-            count = min(_remaining(sequence), self._cap(left, more=more))
+            count = self._chunk(sequence, left, more=more)
             chunks.append((sequence, count))
             left -= count
         while admitting and left > 0 and self._can_admit():
@@ -390,7 +390,7 @@ class ContinuousBatchScheduler:
             if admitted is None:
                 break
             if admitted:
-                count = min(_remaining(candidate), self._cap(left, more=self._can_admit()))
+                count = self._chunk(candidate, left, more=self._can_admit())
                 chunks.append((candidate, count))
                 left -= count
         for index, (sequence, count) in enumerate(chunks):
@@ -401,10 +401,14 @@ class ContinuousBatchScheduler:
             left -= extra
         return decodes + chunks
 
-    def _cap(self, left: int, *, more: bool) -> int:
-        """Tokens that one prompt may take of the ``left`` ones; ``more``: others have work, too."""
-        if not more:
-            return left
+    def _chunk(self, sequence: ScheduledRequest, left: int, *, more: bool) -> int:
+        """How many of the ``left`` tokens the sequence takes; ``more``: others have work, too.
+
+        What ends in this step may take all: it is out of the way in the next one.
+        """
+        remaining = _remaining(sequence)
+        if remaining <= left or not more:
+            return min(remaining, left)
         return max(1, left - math.ceil(left * self.config.reserved_share))
 
     def _share_one_suspect(self) -> _Shares:

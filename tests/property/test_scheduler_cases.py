@@ -250,6 +250,25 @@ def test_s11_newcomers_are_not_behind_a_long_prompt() -> None:
     assert_as_alone(run, long, *short)
 
 
+def test_prompts_that_fit_in_the_step_are_not_split() -> None:
+    run = start(memory(num_blocks=200, max_slots=16, max_batch_tokens=64))
+    for i in range(8):
+        add(run, f"r{i}", prompt_of(16, seed=i))
+    plan = run.step()
+    assert plan is not None
+    assert [len(r.token_ids) for r in plan.requests] == [16, 16, 16, 16]
+
+
+def test_a_step_is_full_while_there_is_work_for_it() -> None:
+    run = start(memory(num_blocks=400, max_slots=4, max_batch_tokens=64))
+    for i in range(4):
+        add(run, f"r{i}", prompt_of(200, seed=i))
+    for _ in range(12):
+        plan = run.step()
+        assert plan is not None
+        assert plan.num_tokens == 64
+
+
 def test_s11_two_long_prompts_do_not_shut_out_newcomers_either() -> None:
     run = start(memory(num_blocks=3000, max_slots=16, max_batch_tokens=64))
     for i in range(3):
