@@ -172,7 +172,8 @@ class ContinuousBatchScheduler:
         self._stalled = 0 if shares or not life.groups else self._stalled + 1
         if not shares and not expired and not life.slots_to_reset:
             return None
-        requests = tuple([_execute_request(sequence, count) for sequence, count in shares])
+        size = self.memory.block_size
+        requests = tuple([_execute_request(sequence, count, size) for sequence, count in shares])
         total = sum([count for _, count in shares])
         plan = StepPlan(
             requests=requests,
@@ -208,9 +209,8 @@ class ContinuousBatchScheduler:
             raise EngineError(
                 f"the executor returned {len(outputs)} outputs for {len(plan.requests)} requests"
             )
-        for asked, output in zip(plan.requests, outputs, strict=True):
-            if asked.request_id != output.request_id:
-                raise EngineError("the executor returned outputs in another order")
+        if [r.request_id for r in plan.requests] != [o.request_id for o in outputs]:
+            raise EngineError("the executor returned outputs in another order")
         self._in_flight = None
         now = self._advance(now)
         updates: list[SequenceUpdate] = []
@@ -223,17 +223,18 @@ class ContinuousBatchScheduler:
                 error = EngineError(output.error or "the executor returned no token")
                 updates.append(self._fail(sequence, error))
                 continue
-            begin = asked.start_position
-            end = begin + len(asked.token_ids)
+            count = len(asked.token_ids)
+            begin = sequence.num_computed_tokens
+            end = begin + count
             tokens = sequence.tokens
             sequence.num_computed_tokens = end
-            if asked.is_new:
-                sequence.pending_copies = ()
             if begin < sequence.redo_until:
                 self._recomputed += min(end, sequence.redo_until) - begin
-            if begin // block_size != end // block_size:
+            if end % block_size < count:  # a block boundary was reached or crossed
                 assert sequence.blocks is not None
                 life.blocks.commit(sequence.blocks, tokens, end)
+            if asked.is_new:
+                sequence.pending_copies = ()
             if token is None or not asked.samples:
                 continue
             tokens.append(token)
@@ -516,33 +517,45 @@ def _remaining(sequence: ScheduledRequest) -> int:
     return len(sequence.tokens) - sequence.num_computed_tokens
 
 
-def _execute_request(sequence: ScheduledRequest, count: int) -> ExecuteRequest:
+def _execute_request(sequence: ScheduledRequest, count: int, block_size: int) -> ExecuteRequest:
+    # Arguments are positional, in the order of the fields: this runs per sequence and step.
     begin = sequence.num_computed_tokens
     tokens = sequence.tokens
     known = len(tokens)
-    table = sequence.blocks
-    assert table is not None
-    ids = table.block_ids
-    sent = sequence.num_sent_blocks
-    delta: tuple[int, ...] = ()
-    if sent != len(ids):
-        delta = tuple(ids[sent:])
-        sequence.num_sent_blocks = len(ids)
-    is_new = sequence.is_new
-    sequence.is_new = False
     output_index = known - sequence.num_prompt_tokens
     newest_only = begin == known - 1
-    # Positional, in the order of the fields: this runs once per sequence and step.
+    if newest_only and output_index and begin % block_size and not sequence.is_new:
+        # The common case: inside a block that the executor knows.
+        return ExecuteRequest(
+            sequence.sequence_id,
+            (tokens[begin],),
+            sequence.slot_id,
+            False,
+            sequence.sampling_params,
+            None,
+            begin,
+            False,
+            (),
+            True,
+            output_index,
+            sequence.seed,
+        )
+    table = sequence.blocks
+    assert table is not None
+    is_new = sequence.is_new
+    block_ids = tuple(table.block_ids[sequence.num_sent_blocks :])
+    sequence.num_sent_blocks = len(table.block_ids)
+    sequence.is_new = False
     return ExecuteRequest(
         sequence.sequence_id,
-        (tokens[begin],) if newest_only else tuple(tokens[begin : begin + count]),
+        tuple(tokens[begin : begin + count]),
         sequence.slot_id,
         not newest_only or not output_index,
         sequence.sampling_params,
         None,
         begin,
         is_new,
-        delta,
+        block_ids,
         begin + count == known,
         output_index,
         sequence.seed,
