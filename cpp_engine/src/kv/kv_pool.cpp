@@ -53,9 +53,9 @@ std::size_t kv_block_bytes(const KvShape& shape) {
 KvPool::KvPool(const KvShape& shape)
     : shape_(validated(shape)),
       element_bytes_(kv_element_bytes(shape.dtype)),
-      block_stride_(2 * shape.head_dim * kKvBlockTokens),
-      head_bytes_(checked_product({shape.num_blocks, block_stride_, element_bytes_})),
-      buffer_(checked_product({kv_block_bytes(shape), shape.num_blocks})) {}
+      half_bytes_(shape.head_dim * kKvBlockTokens * element_bytes_),
+      block_bytes_(kv_block_bytes(shape)),
+      buffer_(checked_product({block_bytes_, shape.num_blocks})) {}
 
 void KvPool::copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to) {
   if (from.size() != to.size()) {
@@ -75,16 +75,10 @@ void KvPool::copy_blocks(std::span<const std::int32_t> from, std::span<const std
   };
   check("from", from);
   check("to", to);
-  const std::size_t block_bytes = block_stride_ * element_bytes_;
-  for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
-    for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
-      for (std::size_t i = 0; i < from.size(); ++i) {
-        if (from[i] == to[i]) {
-          continue;
-        }
-        std::memcpy(k_block(layer, head, static_cast<std::size_t>(to[i])),
-                    k_block(layer, head, static_cast<std::size_t>(from[i])), block_bytes);
-      }
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (from[i] != to[i]) {
+      std::memcpy(buffer_.data() + static_cast<std::size_t>(to[i]) * block_bytes_,
+                  buffer_.data() + static_cast<std::size_t>(from[i]) * block_bytes_, block_bytes_);
     }
   }
 }

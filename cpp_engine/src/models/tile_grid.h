@@ -39,9 +39,9 @@ class TileGrid {
     }
     const std::size_t most = std::max<std::size_t>(1, kTileFloats / (row_tile_ * unit_columns));
     const std::size_t wanted = threads == 1 ? 1 : kTasksPerThread * threads;
-    const std::size_t per_row_tile = std::max<std::size_t>(1, wanted / row_tiles_);
-    group_ = std::clamp<std::size_t>((units + per_row_tile - 1) / per_row_tile, 1, most);
-    groups_ = (units + group_ - 1) / group_;
+    const std::size_t fewest = (units + most - 1) / most;
+    const std::size_t for_threads = (wanted + row_tiles_ - 1) / row_tiles_;
+    groups_ = std::clamp(std::max(fewest, for_threads), std::size_t{1}, units);
   }
 
   [[nodiscard]] std::size_t tasks() const noexcept { return row_tiles_ * groups_; }
@@ -49,14 +49,16 @@ class TileGrid {
   /// Neighbouring tasks share their weights.
   [[nodiscard]] Tile tile(std::size_t task) const noexcept {
     const std::size_t row = task % row_tiles_ * row_tile_;
-    const std::size_t unit = task / row_tiles_ * group_;
-    return {row, std::min(rows_, row + row_tile_), unit, std::min(units_, unit + group_)};
+    const std::size_t group = task / row_tiles_;
+    // Groups differ by one unit at most: a short last one would leave a thread idle.
+    return {row, std::min(rows_, row + row_tile_), units_ * group / groups_,
+            units_ * (group + 1) / groups_};
   }
 
  private:
   std::size_t rows_, units_;
   std::size_t row_tile_ = 0, row_tiles_ = 0;
-  std::size_t group_ = 0, groups_ = 0;
+  std::size_t groups_ = 0;
 };
 
 }  // namespace pocket

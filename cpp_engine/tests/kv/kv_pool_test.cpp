@@ -21,7 +21,7 @@ std::uint8_t stamp(std::size_t layer, std::size_t head, std::size_t block, bool 
 }
 
 void fill(KvPool& pool) {
-  const std::size_t half = pool.block_stride() / 2 * kv_element_bytes(pool.shape().dtype);
+  const std::size_t half = 32 * kKvBlockTokens * kv_element_bytes(pool.shape().dtype);
   for (std::size_t layer = 0; layer < 2; ++layer) {
     for (std::size_t head = 0; head < 3; ++head) {
       for (std::size_t block = 0; block < 5; ++block) {
@@ -34,7 +34,7 @@ void fill(KvPool& pool) {
 
 bool holds(KvPool& pool, std::size_t layer, std::size_t head, std::size_t block,
            std::size_t origin) {
-  const std::size_t half = pool.block_stride() / 2 * kv_element_bytes(pool.shape().dtype);
+  const std::size_t half = 32 * kKvBlockTokens * kv_element_bytes(pool.shape().dtype);
   const auto* k = reinterpret_cast<const std::uint8_t*>(pool.k_block(layer, head, block));
   const auto* v = reinterpret_cast<const std::uint8_t*>(pool.v_block(layer, head, block));
   for (std::size_t i = 0; i < half; ++i) {

@@ -41,6 +41,11 @@ TEST_CASE("one row is cut for the threads, not for the tile size") {
   CHECK(TileGrid(1, 60, 16, 2).tasks() == 8);
   CHECK(TileGrid(1, 60, 16, 1).tasks() == 1);
   CHECK(TileGrid(1, 3, 16, 8).tasks() == 3);
+  const TileGrid grid(1, 36, 16, 2);
+  for (std::size_t task = 0; task < grid.tasks(); ++task) {
+    CHECK(grid.tile(task).units() >= 4);
+    CHECK(grid.tile(task).units() <= 5);
+  }
 }
 
 }  // namespace

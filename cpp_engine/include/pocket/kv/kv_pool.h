@@ -24,10 +24,11 @@ struct KvShape {
 
 /// The storage of all KV blocks, in one arena.
 ///
-/// Order: layer, KV head, block, then K [head_dim, 16] followed by V [16, head_dim]. So one head of
-/// a sequence whose blocks are neighbours is read front to back, and K and V of a block share a
-/// page. The pool owns storage only: which sequence holds which block is decided elsewhere
-/// (`pocket_backend.kv`).
+/// Order: block, layer, KV head, then K [head_dim, 16] followed by V [16, head_dim]. Blocks are
+/// outermost so that a pool's pages are touched as its blocks are first used (with huge pages and
+/// layers outermost, the first token of a process would clear the whole pool: 100 ms and its full
+/// resident size), and so that a block is one piece to copy, swap or send. The pool owns storage
+/// only: which sequence holds which block is decided elsewhere (`pocket_backend.kv`).
 ///
 /// Errors: `Error(kInvalidArgument)` for a bad shape or an index out of range,
 /// `Error(kResourceExhausted)` when the memory is refused. Thread contract: as for plain memory;
@@ -39,23 +40,23 @@ class KvPool {
   [[nodiscard]] const KvShape& shape() const noexcept { return shape_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return buffer_.size(); }
   /// Elements between consecutive blocks of one layer and head (K and V alike).
-  [[nodiscard]] std::size_t block_stride() const noexcept { return block_stride_; }
+  [[nodiscard]] std::size_t block_stride() const noexcept { return block_bytes_ / element_bytes_; }
 
   /// K and V of block 0 of a layer and head; unchecked, for the forward pass.
   [[nodiscard]] std::byte* k_base(std::size_t layer, std::size_t head) noexcept {
-    return buffer_.data() + (layer * shape_.kv_heads + head) * head_bytes_;
+    return buffer_.data() + (layer * shape_.kv_heads + head) * 2 * half_bytes_;
   }
   [[nodiscard]] std::byte* v_base(std::size_t layer, std::size_t head) noexcept {
-    return k_base(layer, head) + block_stride_ / 2 * element_bytes_;
+    return k_base(layer, head) + half_bytes_;
   }
   /// Address of a block of one layer and head; unchecked.
   [[nodiscard]] std::byte* k_block(std::size_t layer, std::size_t head,
                                    std::size_t block) noexcept {
-    return k_base(layer, head) + block * block_stride_ * element_bytes_;
+    return k_base(layer, head) + block * block_bytes_;
   }
   [[nodiscard]] std::byte* v_block(std::size_t layer, std::size_t head,
                                    std::size_t block) noexcept {
-    return v_base(layer, head) + block * block_stride_ * element_bytes_;
+    return v_base(layer, head) + block * block_bytes_;
   }
 
   /// Copies block from[i] to to[i], in order, for all layers and heads. Nothing is copied if an id
@@ -65,8 +66,8 @@ class KvPool {
  private:
   KvShape shape_;
   std::size_t element_bytes_ = 0;
-  std::size_t block_stride_ = 0;  // elements
-  std::size_t head_bytes_ = 0;    // bytes of one layer and head
+  std::size_t half_bytes_ = 0;   // K or V of one block, layer and head
+  std::size_t block_bytes_ = 0;  // all of a block
   AlignedBuffer buffer_;
 };
 
