@@ -46,6 +46,11 @@ class InvalidRequestError(PocketClientError):
 class UnsupportedError(InvalidRequestError):
     """A known field or value whose feature the server does not have."""
 
+    def __init__(self, message: str, *, field: str | None = None, feature: str = "") -> None:
+        super().__init__(message, field=field)
+        self.feature = feature
+        """As the server calls it, such as ``penalties``."""
+
 
 class ModelNotFoundError(PocketClientError):
     """The server has no model of that name, or has not loaded it."""
@@ -86,7 +91,7 @@ def error_of(message: str) -> PocketClientError:
         name, rest = found.group(1), found.group(2)
         inner = _FIELD.match(rest or "")
         field = _known(inner) or (name if name in WIRE_FIELDS else None)
-        return UnsupportedError(text, field=field)
+        return UnsupportedError(text, field=field, feature=name)
     if _DEADLINE.match(text):
         return DeadlineExceededError(text)
     if _CANCELLED.match(text):

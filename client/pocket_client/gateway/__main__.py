@@ -1,0 +1,132 @@
+"""``python -m pocket_client.gateway --upstream 127.0.0.1:8001``
+
+Exit status: 0 stopped by a signal, 2 wrong usage or settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from pocket_client.gateway.app import create_app
+from pocket_client.gateway.auth import ApiKeys, entry_of
+from pocket_client.gateway.settings import GatewaySettings
+
+KEYS_VARIABLE = "POCKETLLM_API_KEYS"
+SECRET_VARIABLE = "POCKETLLM_CACHE_SECRET"  # noqa: S105  (its name)
+_DRAIN_SECONDS = 30
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.hash_key is not None:
+        return _make_key(options.hash_key)
+    try:
+        settings = _settings(options, os.environ)
+        guarded = settings.api_keys or options.allow_unauthenticated
+        if not guarded and not _is_loopback(options.host):
+            raise ValueError(
+                f"--host {options.host} would be open to everybody: set API keys, or say "
+                "--allow-unauthenticated"
+            )
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    config = uvicorn.Config(
+        create_app(settings),
+        host=options.host,
+        port=options.port,
+        log_level=options.log_level,
+        access_log=options.access_log,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+    )
+    uvicorn.Server(config).run()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pocket_client.gateway",
+        description="OpenAI-compatible gateway in front of a Triton server with PocketLLM.",
+        epilog=f"Environment: {KEYS_VARIABLE} holds key entries separated by commas or newlines; "
+        f"{SECRET_VARIABLE} is what cache salts derive from, for several gateways that share one.",
+    )
+    default = GatewaySettings()
+    parser.add_argument("--upstream", default=default.upstream, help="Triton's gRPC host:port")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=9000)
+    parser.add_argument("--model-name", default=default.model_name, help="id in /v1/models")
+    parser.add_argument(
+        "--api-keys-file", type=Path, help="lines of TENANT:sha256:HEX; see --hash-key"
+    )
+    parser.add_argument("--request-timeout", type=float, default=default.request_timeout)
+    parser.add_argument("--max-body-bytes", type=int, default=default.max_body_bytes)
+    parser.add_argument("--max-choices", type=int, default=default.max_choices)
+    parser.add_argument("--max-in-flight", type=int, default=default.max_in_flight)
+    parser.add_argument(
+        "--cors-origin", action="append", default=[], help="allow this web origin (repeatable)"
+    )
+    parser.add_argument(
+        "--allowed-host", action="append", default=[], help="Host names to answer without keys"
+    )
+    parser.add_argument(
+        "--allow-unauthenticated", action="store_true", help="listen beyond loopback without keys"
+    )
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning"))
+    parser.add_argument("--access-log", action="store_true")
+    parser.add_argument(
+        "--hash-key", metavar="TENANT", help="make a new key for TENANT, print it and its entry"
+    )
+    return parser
+
+
+def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> GatewaySettings:
+    """Raises ValueError or OSError."""
+    lines = environment.get(KEYS_VARIABLE, "").replace(",", "\n").splitlines()
+    if options.api_keys_file is not None:
+        lines += options.api_keys_file.read_text(encoding="utf-8").splitlines()
+    secret = environment.get(SECRET_VARIABLE, "")
+    if secret and len(secret) < 16:
+        raise ValueError(f"{SECRET_VARIABLE}: must have at least 16 characters")
+    return GatewaySettings(
+        upstream=options.upstream,
+        api_keys=ApiKeys.parse(lines, secret.encode() or None),
+        model_name=options.model_name,
+        request_timeout=options.request_timeout,
+        max_body_bytes=options.max_body_bytes,
+        max_choices=options.max_choices,
+        max_in_flight=options.max_in_flight,
+        cors_origins=tuple(options.cors_origin),
+        allowed_hosts=tuple(name.lower() for name in options.allowed_host),
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _make_key(tenant: str) -> int:
+    key = f"pk-{secrets.token_urlsafe(32)}"
+    try:
+        entry = entry_of(tenant, key)
+    except ValueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    sys.stdout.write(f"key (give it to the client, it is not stored): {key}\nentry: {entry}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

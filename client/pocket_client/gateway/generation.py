@@ -1,0 +1,183 @@
+"""Runs one generation and answers it: JSON, or events as they come.
+
+The client's disconnect is watched from the first moment on, streaming or not: it cancels the
+upstream requests, which frees their slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pocket_client.aio import AsyncStream
+from pocket_client.errors import PocketClientError, RequestCancelledError
+from pocket_client.gateway.auth import Tenant
+from pocket_client.gateway.errors import ApiError, from_upstream
+from pocket_client.gateway.merging import merge
+from pocket_client.gateway.render import EventWriter, answer, event
+from pocket_client.gateway.service import Service
+from pocket_client.gateway.translate import Generation
+from pocket_client.results import Chunk, Usage
+
+_log = logging.getLogger("pocket_client.gateway")
+CLIENT_GONE = 499
+
+
+class GenerationResponse(Response):
+    """An ASGI response; everything happens when it is called."""
+
+    def __init__(self, service: Service, generation: Generation, tenant: Tenant) -> None:
+        super().__init__()
+        self._service = service
+        self._generation = generation
+        self._tenant = tenant
+        self._started = False
+        """Whether the headers of a stream were sent."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope["state"]
+        ids = (self._generation.id, state["request_id"])
+        try:
+            with self._service.registry.entered(self._tenant, ids) as running:
+                self._service.metrics.in_flight.inc()
+                try:
+                    ended = await self._race(receive, send, running.cancel)
+                finally:
+                    self._service.metrics.in_flight.dec()
+        except ApiError as error:
+            await send_error(send, error)
+            return
+        if ended == "gone":
+            state["status"] = CLIENT_GONE
+            self._service.metrics.disconnects.inc()
+        elif ended == "cancelled":
+            await self._fail(send, RequestCancelledError("the request was cancelled"))
+
+    async def _race(self, receive: Receive, send: Send, cancel: asyncio.Event) -> str:
+        """``done``, ``gone`` or ``cancelled``; nothing runs any more on return."""
+        run = self._stream(send) if self._generation.stream else self._answer(send)
+        work = asyncio.create_task(self._guarded(run, send))
+        gone = asyncio.create_task(_disconnected(receive))
+        cancelled = asyncio.create_task(cancel.wait())
+        tasks: set[asyncio.Task[object]] = {work, gone, cancelled}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return "done"
+            return "gone" if gone.done() else "cancelled"
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _guarded(self, run: Coroutine[None, None, None], send: Send) -> None:
+        """Whatever fails, the client gets an error and the end of its answer."""
+        try:
+            await run
+        except PocketClientError as error:
+            await self._fail(send, error)
+        except OSError:  # the client went away between two events
+            return
+        except Exception as error:  # noqa: BLE001  (T16: every failure ends the answer)
+            _log.exception("generation %s failed", self._generation.id)
+            await self._fail(send, error)
+
+    async def _fail(self, send: Send, error: Exception) -> None:
+        if isinstance(error, PocketClientError):
+            problem = from_upstream(error, self._generation.field_names)
+        else:
+            problem = ApiError(500, "internal error")
+        with contextlib.suppress(OSError):
+            if self._started:
+                self._service.metrics.stream_errors.inc()
+                await _send_body(send, event(problem.body()), more=False)
+            else:
+                await send_error(send, problem)
+
+    async def _answer(self, send: Send) -> None:
+        settings = self._service.settings
+        streams = self._open()
+        async with contextlib.aclosing(merge(streams)) as chunks:
+            await self._measured(chunks)
+        completions = [stream.completion for stream in streams]
+        self._count([completion.usage for completion in completions])
+        body = answer(self._generation, settings.model_name, completions)
+        await _send_start(send, 200, b"application/json", len(body))
+        await _send_body(send, body, more=False)
+
+    async def _measured(self, chunks: AsyncGenerator[tuple[int, Chunk], None]) -> None:
+        started, first = time.monotonic(), True
+        async for _ in chunks:
+            if first:
+                first = False
+                self._first_chunk(started)
+
+    async def _stream(self, send: Send) -> None:
+        """Headers are sent with the first chunk, so that a refused request gets its status."""
+        writer = EventWriter(self._generation, self._service.settings.model_name)
+        usages = [Usage()] * len(self._generation.requests)
+        started = time.monotonic()
+        async with contextlib.aclosing(merge(self._open())) as chunks:
+            async for index, chunk in chunks:
+                usages[index] = chunk.usage
+                if not self._started:
+                    self._first_chunk(started)
+                    await _send_start(send, 200, b"text/event-stream; charset=utf-8")
+                    self._started = True
+                if data := writer.chunk(index, chunk):
+                    await _send_body(send, data, more=True)
+        self._count(usages)
+        await _send_body(send, writer.end(), more=False)
+
+    def _open(self) -> list[AsyncStream]:
+        timeout = self._service.settings.request_timeout
+        return [
+            self._service.client.send(request, timeout=timeout)
+            for request in self._generation.requests
+        ]
+
+    def _first_chunk(self, started: float) -> None:
+        self._service.metrics.first_token_seconds.observe(time.monotonic() - started)
+        self._service.readiness.answered()
+
+    def _count(self, usages: list[Usage]) -> None:
+        metrics = self._service.metrics
+        metrics.prompt_tokens.inc(sum(usage.prompt_tokens for usage in usages))
+        metrics.completion_tokens.inc(sum(usage.completion_tokens for usage in usages))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_start(send: Send, status: int, kind: bytes, length: int | None = None) -> None:
+    headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
+    else:
+        headers.append((b"x-accel-buffering", b"no"))  # reverse proxies would hold events back
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """A whole response with OpenAI's error object."""
+    body = error.body()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        *((name.encode(), value.encode()) for name, value in error.headers.items()),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await _send_body(send, body, more=False)

@@ -1,0 +1,55 @@
+"""How one gateway runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pocket_client.gateway.auth import ApiKeys
+from pocket_client.options import ENSEMBLE
+
+MAX_CHOICES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Validated on construction; raises ValueError naming the field and the remedy."""
+
+    upstream: str = "127.0.0.1:8001"
+    """The Triton server: ``host:port`` of its gRPC endpoint, or a URL as ``Client`` takes it."""
+    api_keys: ApiKeys = ApiKeys()  # noqa: RUF009  (frozen)
+    """Empty: everybody may use everything, as one tenant."""
+    model_name: str = ENSEMBLE
+    """The id under which the model is listed and must be asked for."""
+    request_timeout: float = 600.0
+    """Seconds from a request's arrival to the end of its answer."""
+    max_body_bytes: int = 8 << 20
+    max_choices: int = 16
+    """Prompts of a list times ``n``, of one request."""
+    max_in_flight: int = 256
+    """Generation requests at a time; beyond that 503 with Retry-After."""
+    body_seconds: float = 30.0
+    """How long a client may take to send its body."""
+    ready_cache_seconds: float = 2.0
+    ready_timeout: float = 10.0
+    cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    """Names beyond localhost that the Host header may have while no API keys are set: a web page
+    could otherwise reach this server by pointing its own name at it."""
+
+    def __post_init__(self) -> None:
+        for name in ("request_timeout", "body_seconds", "ready_timeout"):
+            if not 0 < getattr(self, name) <= 86_400:
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)}; must be above 0, at most 86400"
+                )
+        for name, high in (
+            ("max_body_bytes", 1 << 30),
+            ("max_choices", MAX_CHOICES),
+            ("max_in_flight", 100_000),
+        ):
+            if not 1 <= getattr(self, name) <= high:
+                raise ValueError(f"{name}: got {getattr(self, name)}; must be from 1 to {high}")
+        if self.ready_cache_seconds < 0:
+            raise ValueError(f"ready_cache_seconds: got {self.ready_cache_seconds}; at least 0")
+        if not self.model_name:
+            raise ValueError("model_name: must not be empty")
