@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from pocket_backend.api.errors import InvalidRequestError
@@ -9,6 +10,10 @@ from pocket_backend.api.errors import InvalidRequestError
 if TYPE_CHECKING:
     from pocket_backend.core.request import ScheduledRequest
     from pocket_backend.core.step import MemoryInfo
+
+MAX_PRIORITY = 2**31 - 1
+MAX_NAME_LENGTH = 1024
+"""Characters of an adapter's name or a salt: both are kept as long as their namespace is cached."""
 
 
 def token_limit(memory: MemoryInfo) -> int:
@@ -21,7 +26,8 @@ def check_request(request: ScheduledRequest, memory: MemoryInfo) -> None:
     """Raise unless the request, alone on the machine, could produce a token.
 
     Raises:
-        InvalidRequestError: empty or too long a prompt, or token ids outside the vocabulary.
+        InvalidRequestError: empty or too long a prompt, token ids outside the vocabulary, or
+            another value outside its range.
     """
     prompt = request.num_prompt_tokens
     if prompt == 0:
@@ -48,6 +54,20 @@ def check_request(request: ScheduledRequest, memory: MemoryInfo) -> None:
         raise InvalidRequestError.of(
             "prompt_tokens", low if low < 0 else high, f"token ids are 0 to {vocab - 1}"
         )
+    if abs(request.priority) > MAX_PRIORITY:
+        raise InvalidRequestError.of(
+            "priority", request.priority, f"must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
+    deadline = request.deadline_seconds
+    if deadline is not None and not (math.isfinite(deadline) and deadline > 0):
+        raise InvalidRequestError.of(
+            "deadline_seconds", deadline, "must be a finite number of seconds above 0"
+        )
+    for name, value in (("cache_salt", request.namespace.salt), ("adapter", request.adapter)):
+        if len(value) > MAX_NAME_LENGTH:
+            raise InvalidRequestError.of(
+                name, value, f"must have at most {MAX_NAME_LENGTH} characters"
+            )
     for token in request.sampling_params.stop_token_ids:
         if token >= vocab:
             raise InvalidRequestError.of("stop_token_ids", token, f"token ids are 0 to {vocab - 1}")

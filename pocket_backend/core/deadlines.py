@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 
+from pocket_backend.api.errors import short_repr
 from pocket_backend.core.request import RequestGroup
 
 
@@ -40,5 +41,5 @@ class DeadlineQueue:
                 if kind == "queue"
                 else f"not finished within {limit - arrival:g} s of arrival"
             )
-            return group, f"request {group.request_id!r}: {what}"
+            return group, f"request {short_repr(group.request_id)}: {what}"
         return None

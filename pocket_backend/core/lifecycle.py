@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from pocket_backend.api.errors import InvalidRequestError
+from pocket_backend.api.errors import EngineError, InvalidRequestError
 from pocket_backend.core.config import SchedulerConfig
 from pocket_backend.core.prefix_wait import PrefixWait
 from pocket_backend.core.queue import LongestPrefixQueue, OrderedQueue, WaitingQueue
@@ -70,8 +70,11 @@ class Lifecycle:
 
         Raises:
             InvalidRequestError: its id is in use, or it brings output and asks for n > 1.
+            EngineError: the object was queued before.
         """
         name, params = first.request_id, first.sampling_params
+        if first.group is not None:
+            raise EngineError(f"{first!r} was queued before: make a new one")
         if name in self.groups:
             raise InvalidRequestError.of("request_id", name, "must not be in use already")
         if params.n > 1 and len(first.tokens) > first.num_prompt_tokens:

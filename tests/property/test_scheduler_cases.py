@@ -697,6 +697,32 @@ def test_bad_tokens_are_refused(prompt: list[int], stop: tuple[int, ...], messag
         add(run, "r", prompt, stop=stop)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", 10**400),
+        ("deadline_seconds", float("nan")),
+        ("deadline_seconds", 0.0),
+        ("deadline_seconds", float("inf")),
+        ("cache_salt", "x" * 2000),
+    ],
+)
+def test_values_that_would_break_the_queues_are_refused(field: str, value: object) -> None:
+    run = start(memory())
+    request = ScheduledRequest("r", [1], **{field: value})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=f"{field}: got"):
+        run.scheduler.add_request(request, 0.0)
+    assert not run.scheduler.has_work()
+
+
+def test_a_request_object_serves_once() -> None:
+    run = start(memory())
+    sequence = add(run, "r", prompt_of(3))
+    run.drain()
+    with pytest.raises(EngineError, match="queued before"):
+        run.scheduler.add_request(sequence, 0.0)
+
+
 @pytest.mark.parametrize("prompt", [["a"], [2**31], [1.5], [None]])
 def test_tokens_that_are_no_int32_are_refused(prompt: list[int]) -> None:
     with pytest.raises(InvalidRequestError, match="integer"):
