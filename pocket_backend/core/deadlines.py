@@ -7,18 +7,22 @@ import heapq
 from pocket_backend.api.errors import short_repr
 from pocket_backend.core.request import RequestGroup
 
+_SLACK = 64
+
 
 class DeadlineQueue:
     """Total and queue deadlines in order of time: O(log n) to add, O(1) to find none passed.
 
-    Entries of requests that ended or started meanwhile are dropped when their time comes.
+    Entries of requests that ended are dropped when their time comes or, since that may be an hour
+    later, whenever the heap has doubled.
     """
 
-    __slots__ = ("_count", "_heap")
+    __slots__ = ("_cleanup_at", "_count", "_heap")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, str, RequestGroup]] = []
         self._count = 0
+        self._cleanup_at = _SLACK
 
     def add(
         self, group: RequestGroup, now: float, total: float | None, queue: float | None
@@ -28,6 +32,10 @@ class DeadlineQueue:
             if seconds is not None:
                 self._count += 1
                 heapq.heappush(self._heap, (now + seconds, self._count, kind, group))
+        if len(self._heap) > self._cleanup_at:
+            self._heap = [entry for entry in self._heap if not entry[3].finished]
+            heapq.heapify(self._heap)
+            self._cleanup_at = 2 * len(self._heap) + _SLACK
 
     def pop_expired(self, now: float) -> tuple[RequestGroup, str] | None:
         """A request whose time is up, with a sentence that says which; None if there is none."""

@@ -455,6 +455,7 @@ class ContinuousBatchScheduler:
             needed = blocks.cost(match, known) + reserve
             self._blocked_until = (needed, self._steps + _BLOCKED_RETRY_STEPS)
             return None
+        self._blocked = None
         if not sequence.admitted:
             self._queried += known
             self._hits += match.num_tokens

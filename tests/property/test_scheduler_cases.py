@@ -762,6 +762,14 @@ def test_queue_deadline_spares_what_has_started() -> None:
     assert "0.5 s" in str(run.ends[("queued", 0)].error)
 
 
+def test_deadlines_do_not_keep_finished_requests() -> None:
+    run = start(memory(), SchedulerConfig(default_deadline_seconds=1e6))
+    for i in range(500):
+        add(run, f"r{i}", [1, 2], 1)
+        run.step()
+    assert len(run.scheduler._deadlines._heap) < 200
+
+
 def test_failing_step_fails_only_the_culprit() -> None:
     run = start(memory(max_batch_tokens=16))
     good = [add(run, f"good{i}", prompt_of(9, seed=i), 12) for i in range(3)]
