@@ -30,7 +30,11 @@ KvDType parse_kv_dtype(const std::string& name) {
   if (name == "f16") {
     return KvDType::kF16;
   }
-  throw Error(ErrorCode::kUnsupported, "kv_dtype: got '" + name + "'; supported are f32 and f16");
+  if (name == "i8") {
+    return KvDType::kI8;
+  }
+  throw Error(ErrorCode::kUnsupported,
+              "kv_dtype: got '" + name + "'; supported are f32, f16 and i8");
 }
 
 Precision parse_precision(const std::string& name) {

@@ -8,7 +8,7 @@ namespace {
 
 /// Rows whose activations are walked for one panel before the next: 64 rows of 4,096 columns are
 /// 256 KiB, a quarter of L2.
-constexpr std::size_t kRowsPerPass = 96;
+constexpr std::size_t kRowsPerPass = 64;
 
 template <PackedLayout kLayout>
 using TileFunction = void (*)(const std::uint8_t*, const ActivationTile&, float*, std::size_t);

@@ -42,18 +42,29 @@ const KvShape& validated(const KvShape& shape) {
 }  // namespace
 
 std::size_t kv_element_bytes(KvDType dtype) noexcept {
-  return dtype == KvDType::kF32 ? 4 : 2;
+  switch (dtype) {
+    case KvDType::kF32:
+      return 4;
+    case KvDType::kF16:
+      return 2;
+    case KvDType::kI8:
+      break;
+  }
+  return 1;
 }
 
 std::size_t kv_block_bytes(const KvShape& shape) {
-  return checked_product({shape.layers, shape.kv_heads, 2, shape.head_dim, kKvBlockTokens,
+  // Checked before kv_block_elements multiplies the same two; int8 adds 64 bytes of scales.
+  (void)checked_product({shape.head_dim, 2 * kKvBlockTokens});
+  return checked_product({shape.layers, shape.kv_heads, 2,
+                          kv_block_elements(shape.dtype, shape.head_dim),
                           kv_element_bytes(shape.dtype)});
 }
 
 KvPool::KvPool(const KvShape& shape)
     : shape_(validated(shape)),
       element_bytes_(kv_element_bytes(shape.dtype)),
-      half_bytes_(shape.head_dim * kKvBlockTokens * element_bytes_),
+      half_bytes_(kv_block_elements(shape.dtype, shape.head_dim) * element_bytes_),
       block_bytes_(kv_block_bytes(shape)),
       buffer_(checked_product({block_bytes_, shape.num_blocks})) {}
 

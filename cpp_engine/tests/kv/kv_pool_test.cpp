@@ -15,13 +15,18 @@ KvShape small_shape(KvDType dtype) {
   return {.layers = 2, .kv_heads = 3, .head_dim = 32, .num_blocks = 5, .dtype = dtype};
 }
 
+// K or V of one block, layer and head.
+std::size_t half_bytes(KvDType dtype) {
+  return kv_block_elements(dtype, 32) * kv_element_bytes(dtype);
+}
+
 // Gives every (layer, head, block, K or V) its own byte, so that a wrong address shows.
 std::uint8_t stamp(std::size_t layer, std::size_t head, std::size_t block, bool value) {
   return static_cast<std::uint8_t>(1 + (((layer * 3 + head) * 5 + block) * 2 + (value ? 1 : 0)));
 }
 
 void fill(KvPool& pool) {
-  const std::size_t half = 32 * kKvBlockTokens * kv_element_bytes(pool.shape().dtype);
+  const std::size_t half = half_bytes(pool.shape().dtype);
   for (std::size_t layer = 0; layer < 2; ++layer) {
     for (std::size_t head = 0; head < 3; ++head) {
       for (std::size_t block = 0; block < 5; ++block) {
@@ -34,7 +39,7 @@ void fill(KvPool& pool) {
 
 bool holds(KvPool& pool, std::size_t layer, std::size_t head, std::size_t block,
            std::size_t origin) {
-  const std::size_t half = 32 * kKvBlockTokens * kv_element_bytes(pool.shape().dtype);
+  const std::size_t half = half_bytes(pool.shape().dtype);
   const auto* k = reinterpret_cast<const std::uint8_t*>(pool.k_block(layer, head, block));
   const auto* v = reinterpret_cast<const std::uint8_t*>(pool.v_block(layer, head, block));
   for (std::size_t i = 0; i < half; ++i) {
@@ -55,10 +60,10 @@ ErrorCode code_of(auto&& call) {
 }
 
 TEST_CASE("blocks of all layers and heads are disjoint and fill the pool") {
-  for (const KvDType dtype : {KvDType::kF32, KvDType::kF16}) {
+  for (const KvDType dtype : {KvDType::kF32, KvDType::kF16, KvDType::kI8}) {
     KvPool pool(small_shape(dtype));
     CHECK(pool.bytes() == kv_block_bytes(pool.shape()) * 5);
-    CHECK(pool.bytes() == 2 * 3 * 5 * (2 * 32 * 16) * kv_element_bytes(dtype));
+    CHECK(pool.bytes() == 2 * 3 * 5 * 2 * half_bytes(dtype));
     fill(pool);
     for (std::size_t layer = 0; layer < 2; ++layer) {
       for (std::size_t head = 0; head < 3; ++head) {
