@@ -188,7 +188,9 @@ class AsyncClient:
         """Cancel what is still under way (bounded) and close the channel. Idempotent."""
         self._closed = True
         if self._cancels:
-            await asyncio.wait(self._cancels, timeout=CALL_SECONDS)
+            _, late = await asyncio.wait(self._cancels, timeout=CALL_SECONDS)
+            for task in late:
+                task.cancel()
         await self._transport.aclose()
 
     async def _complete(self, request: GenerationRequest, timeout: float | None) -> Completion:

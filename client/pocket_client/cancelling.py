@@ -51,5 +51,5 @@ def waits(received: bool) -> Iterator[float]:
 
 
 def ends_alone(error: PocketClientError) -> bool:
-    """Whether the server itself ended the request, so that there is nothing to cancel."""
-    return not isinstance(error, UnavailableError | DeadlineExceededError)
+    """Whether the request has ended on the server, too, so that there is nothing to cancel."""
+    return error.from_server or not isinstance(error, UnavailableError | DeadlineExceededError)

@@ -67,7 +67,7 @@ class Client:
             self._transport = HttpTransport(parsed)
         self._lock = threading.RLock()  # a stream may be collected while it is held
         self._cancels: ThreadPoolExecutor | None = None
-        self._closed = False
+        self._closing = threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +195,7 @@ class Client:
     def close(self) -> None:
         """Cancel what is still under way (bounded) and close the channel. Idempotent."""
         with self._lock:
-            self._closed = True
+            self._closing.set()
             cancels = self._cancels
         if cancels is not None:
             cancels.shutdown(wait=True)
@@ -213,7 +213,7 @@ class Client:
     def _cancel_later(self, request_id: str, received: bool) -> None:
         """Cancel by id on a thread of our own: callers only wanted to leave."""
         with self._lock:
-            if self._closed:
+            if self._closing.is_set():
                 return
             if self._cancels is None:
                 self._cancels = ThreadPoolExecutor(4, "pocket-client-cancel")
@@ -224,8 +224,8 @@ class Client:
             if self.cancel(request_id):
                 return
             for wait in waits(received):
-                time.sleep(wait)
-                if self.cancel(request_id):
+                last = self._closing.wait(wait)
+                if self.cancel(request_id) or last:
                     return
 
 

@@ -27,6 +27,8 @@ class PocketClientError(Exception):
 
     http_status: ClassVar[int] = 500
     """What an HTTP front end answers."""
+    from_server: bool = False
+    """Whether the server itself ended the request with this error."""
 
     @property
     def message(self) -> str:
@@ -86,7 +88,12 @@ class ServerError(PocketClientError):
 
 def error_of(message: str) -> PocketClientError:
     """The typed error for an error text of the server, with Triton's wrapping removed."""
-    text = _PREFIX.sub("", message)[:_MAX_MESSAGE]
+    error = _classified(_PREFIX.sub("", message)[:_MAX_MESSAGE])
+    error.from_server = True
+    return error
+
+
+def _classified(text: str) -> PocketClientError:
     if found := _UNSUPPORTED.match(text):
         name, rest = found.group(1), found.group(2)
         inner = _FIELD.match(rest or "")

@@ -1,0 +1,252 @@
+"""A Triton server in this process, without Triton: scripted answers and faults, and a record.
+
+It speaks the real protocol (the generated gRPC service of tritonclient), so the client library and
+the gateway under test are unchanged. ``test_contract.py`` holds its manners against a real server.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+WORDS = ("Hello", ",", " wide", " wörld", "!")
+WAIT = 10.0
+
+
+@dataclass
+class Received:
+    """One generation request, and what became of it."""
+
+    id: str
+    inputs: dict[str, Any]
+    parameters: dict[str, Any]
+    metadata: dict[str, str]
+    context: grpc.ServicerContext
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set when the RPC ended, whoever ended it."""
+    released: threading.Event = field(default_factory=threading.Event)
+    """Set by ``release``: scripts wait for it."""
+    cancelled: bool = False
+    """By a control message."""
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.parameters["stream"])
+
+    def wait(self) -> None:
+        """Block the script until ``release``, a cancellation, or the end of the RPC."""
+        deadline = time.monotonic() + WAIT
+        while not (self.released.is_set() or self.over.is_set() or self.cancelled):
+            assert time.monotonic() < deadline, "nobody released this request"
+            time.sleep(0.002)
+
+
+Step = tuple[str, Any]
+Script = Callable[[Received], Iterator[Step]]
+
+
+def words(received: Received) -> Iterator[Step]:
+    """The default script: some words, cut by ``max_tokens``."""
+    limit = received.parameters.get("max_tokens") or len(WORDS)
+    count = min(limit, len(WORDS))
+    for i, word in enumerate(WORDS[:count]):
+        last = i == count - 1
+        reason = ("length" if count < len(WORDS) else "stop") if last else ""
+        yield "chunk", (word, (i + 1,), reason)
+
+
+def two_then_wait(received: Received) -> Iterator[Step]:
+    """Two chunks, then nothing until released; then the end."""
+    yield "chunk", ("one", (1,), "")
+    yield "chunk", (" two", (2,), "")
+    received.wait()
+    yield "chunk", (" end", (3,), "stop")
+
+
+def wait_first(received: Received) -> Iterator[Step]:
+    """Nothing at all until released: a request that is queued or prefills."""
+    received.wait()
+    yield "chunk", ("late", (1,), "stop")
+
+
+def failing(*steps: Step) -> Script:
+    """A script of fixed steps: ``("error", text)``, ``("abort", (code, details))``, chunks."""
+    return lambda _received: iter(steps)
+
+
+class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Thread-safe. ``script`` decides about requests that arrive from then on."""
+
+    def __init__(self) -> None:
+        self.script: Script = words
+        self.received: list[Received] = []
+        self.controls: list[dict[str, Any]] = []
+        self.connections: set[str] = set()
+        self._changed = threading.Condition()
+        self._server = grpc.server(futures.ThreadPoolExecutor(160))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        for received in self.received:
+            received.over.set()
+        self._server.stop(0.2).wait()
+
+    def wait_for(self, condition: Callable[[], bool], what: str = "") -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, WAIT), f"never happened: {what}"
+
+    def wait_for_requests(self, count: int) -> list[Received]:
+        self.wait_for(lambda: len(self.received) >= count, f"{count} requests")
+        return self.received
+
+    def release(self) -> None:
+        for received in self.received:
+            received.released.set()
+
+    @property
+    def cancelled_ids(self) -> list[str]:
+        return [c["cancel_request_id"] for c in self.controls if "cancel_request_id" in c]
+
+    # --- the service --------------------------------------------------------------------------
+
+    def ModelStreamInfer(  # noqa: N802  (the protocol's name)
+        self, requests: Iterator[Any], context: grpc.ServicerContext
+    ) -> Iterator[Any]:
+        self.connections.add(context.peer())
+        for request in requests:
+            inputs = _inputs(request)
+            if request.model_name == "pocketllm":
+                yield from self._generate(request, inputs, context)
+            else:
+                yield self._call(request.model_name, inputs)
+
+    def _generate(
+        self, request: Any, inputs: dict[str, Any], context: grpc.ServicerContext
+    ) -> Iterator[Any]:
+        parameters = json.loads(inputs.pop("sampling_parameters"))
+        metadata = dict(context.invocation_metadata())
+        received = Received(request.id, inputs, parameters, metadata, context)
+        context.add_callback(lambda: self._note(received.over.set))
+        self._note(lambda: self.received.append(received))
+        steps = self.script(received)
+        prompt = inputs.get("text_input") or inputs.get("messages") or ""
+        prompt_tokens = len(inputs.get("input_ids") or str(prompt).split())
+        if not received.stream:
+            steps = _summed(steps)
+        sent = 0
+        for kind, value in steps:
+            if received.cancelled:
+                yield _error(f"in ensemble 'pocketllm', request '{request.id}': cancelled")
+                return
+            if kind == "error":
+                yield _error(value)
+                return
+            if kind == "abort":
+                context.abort(*value)
+            if kind == "empty":
+                yield service_pb2.ModelStreamInferResponse()
+                continue
+            if kind == "raw":
+                yield value
+                continue
+            text, ids, reason, *stop = value
+            sent += len(ids)
+            yield chunk_response(text, ids, reason, stop[0] if stop else "", prompt_tokens, sent)
+
+    def _call(self, model: str, inputs: Mapping[str, Any]) -> Any:
+        if model == "tokenizer":
+            if "text_input" in inputs and not inputs["text_input"]:
+                return _error("text_input: must not be empty")
+            text = inputs.get("text_input") or inputs["messages"]
+            return _response([("input_ids", list(text.encode()))])
+        if model == "detokenizer":
+            return _response([("text_output", bytes(inputs["token_ids"]).decode())])
+        control = json.loads(inputs["control"])
+        found = 0
+        if "cancel_request_id" in control:
+            for received in self.received:
+                if received.id == control["cancel_request_id"] and not received.over.is_set():
+                    received.cancelled = True
+                    found += 1
+        self._note(lambda: self.controls.append(control))
+        result = {"cancelled": found} if "cancel_request_id" in control else {"running": 0}
+        return _response([("control_result", json.dumps(result))])
+
+    def _note(self, change: Callable[[], Any]) -> None:
+        with self._changed:
+            change()
+            self._changed.notify_all()
+
+
+def _summed(steps: Iterator[Step]) -> Iterator[Step]:
+    """One response for all, as for stream=false."""
+    text, ids = "", ()
+    for kind, value in steps:
+        if kind != "chunk":
+            yield kind, value
+            return
+        text, ids = text + value[0], ids + tuple(value[1])
+        if value[2]:
+            yield "chunk", (text, ids, *value[2:])
+
+
+def _inputs(request: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        if tensor.datatype == "BYTES":
+            values[tensor.name] = raw[4:].decode()
+        elif tensor.datatype == "BOOL":
+            values[tensor.name] = raw == b"\1"
+        else:
+            values[tensor.name] = list(struct.unpack(f"<{len(raw) // 4}i", raw))
+    return values
+
+
+def chunk_response(
+    text: str, ids: tuple[int, ...], reason: str, stop: str, prompt_tokens: int, sent: int
+) -> Any:
+    return _response(
+        [
+            ("num_cached_tokens", [prompt_tokens // 2 if reason else 0], "UINT32"),
+            ("num_input_tokens", [prompt_tokens], "UINT32"),
+            ("stop_reason", stop),
+            ("finish_reason", reason),
+            ("num_output_tokens", [sent], "UINT32"),
+            ("token_ids", list(ids)),
+            ("text_output", text),
+        ]
+    )
+
+
+def _response(outputs: list[tuple[Any, ...]]) -> Any:
+    response = service_pb2.ModelStreamInferResponse()
+    inner = response.infer_response
+    for name, value, *kind in outputs:
+        if isinstance(value, str):
+            data = value.encode()
+            inner.outputs.add(name=name, datatype="BYTES", shape=[1])
+            inner.raw_output_contents.append(struct.pack("<I", len(data)) + data)
+        else:
+            datatype = kind[0] if kind else "INT32"
+            inner.outputs.add(name=name, datatype=datatype, shape=[len(value)])
+            inner.raw_output_contents.append(struct.pack(f"<{len(value)}i", *value))
+    return response
+
+
+def _error(message: str) -> Any:
+    return service_pb2.ModelStreamInferResponse(error_message=message)
