@@ -54,8 +54,8 @@ def wait_for_interrupt(server: TritonServer) -> int:
     Raises:
         ConfigurationError: the server ended.
     """
-    say("serving; Ctrl-C stops")
     try:
+        say("serving; Ctrl-C stops")
         while server.running:
             time.sleep(_WATCH_SECONDS)
     except KeyboardInterrupt:

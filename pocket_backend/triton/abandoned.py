@@ -21,7 +21,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-_KEY = re.compile(r"([0-9a-f]{32}):[0-9a-f]{32}")
+_KEY = re.compile(r"([0-9a-f]{16}):[0-9a-f]{32}")
 _CLOSE = b"close"
 
 
@@ -32,7 +32,7 @@ class AbandonedListener:
     """
 
     def __init__(self, on_key: Callable[[str], object]) -> None:
-        self._channel = secrets.token_hex(16)
+        self._channel = secrets.token_hex(8)
         self._on_key = on_key
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(_address(self._channel))

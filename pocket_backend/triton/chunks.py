@@ -19,6 +19,7 @@ OUTPUTS = (
     ("num_input_tokens", "TYPE_UINT32", "1"),
     ("num_output_tokens", "TYPE_UINT32", "1"),
     ("num_cached_tokens", "TYPE_UINT32", "1"),
+    ("error", "TYPE_STRING", "1"),
     ("control_result", "TYPE_STRING", "1"),
 )
 """Outputs of the generator (name, data type, dims)."""
@@ -35,6 +36,8 @@ class Increment:
     """Empty until the last increment."""
     stop_reason: str = ""
     cached_tokens: int = 0
+    error: str = ""
+    """Set in the last increment of a failed request whose errors travel as a tensor."""
 
     @classmethod
     def of(cls, event: TokenEvent) -> Increment:
@@ -116,7 +119,7 @@ class ChunkWriter:
         ]
         tensors += [
             codec.text(pb, name, getattr(increment, name))
-            for name in ("finish_reason", "stop_reason")
+            for name in ("finish_reason", "stop_reason", "error")
             if name in self._requested
         ]
         if "num_output_tokens" in self._requested:

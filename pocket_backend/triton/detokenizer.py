@@ -17,7 +17,7 @@ from pocket_backend.observability.logging import configure_logging, get_logger, 
 from pocket_backend.text import chunk_text
 from pocket_backend.triton import codec
 from pocket_backend.triton.abandoned import AbandonedNotifier
-from pocket_backend.triton.responses import error_response
+from pocket_backend.triton.responses import error_response, response_of_text
 from pocket_backend.triton.settings import engine_args, environment_of, model_tokenizer
 
 _log = get_logger("triton.detokenizer")
@@ -41,6 +41,9 @@ class DetokenizerModel:
             tensors = codec.inputs_by_name(request)
             if request.is_cancelled() and "stream_key" in tensors:
                 self._abandoned.notify(str(codec.value_of("stream_key", tensors["stream_key"])))
+            failure = codec.value_of("error", tensors["error"]) if "error" in tensors else ""
+            if failure:
+                return response_of_text(self._pb, str(failure))
             return self._pb.InferenceResponse(
                 [codec.text(self._pb, "text_output", self._text(tensors))]
             )

@@ -32,7 +32,7 @@ from pocket_backend.triton.chunks import ChunkWriter, Increment, IncrementSum
 from pocket_backend.triton.control import Control, parse_control
 from pocket_backend.triton.metrics import MetricsBridge
 from pocket_backend.triton.request import Parameters, parse_parameters
-from pocket_backend.triton.responses import error_response
+from pocket_backend.triton.responses import error_response, error_text
 from pocket_backend.triton.settings import GeneratorSettings
 
 _log = get_logger("triton.generator")
@@ -92,8 +92,9 @@ class GeneratorModel:
         if prompt is None:
             raise InvalidRequestError("input_ids: missing; the generator takes a prompt of ids")
         del values["input_ids"]
+        errors_as_output = values.pop("errors_as_output", False) is True
         parameters = parse_parameters(values, codec.read_parameters(request))
-        stream = _Stream(self, request, sender, parameters, int(prompt.size))
+        stream = _Stream(self, request, sender, parameters, int(prompt.size), errors_as_output)
         generation = GenerationRequest(
             request_id=stream.key,
             prompt_tokens=codec.token_ids_of("input_ids", prompt),
@@ -172,6 +173,7 @@ class _Stream:
         sender: Any,
         parameters: Parameters,
         prompt_tokens: int,
+        errors_as_output: bool,
     ) -> None:
         self.key = model._abandoned.new_key()
         """The engine's request id, and what the detokenizer sends back when nobody reads."""
@@ -179,6 +181,7 @@ class _Stream:
         self.ended = False
         self._model = model
         self._sender = sender
+        self._errors_as_output = errors_as_output
         self._writer = ChunkWriter(
             model._pb,
             frozenset(request.requested_output_names()),
@@ -222,6 +225,10 @@ class _Stream:
             self._sender.send(response)
 
     def _error(self, error: BaseException) -> Any:
+        """The last response of a failed request (responses.py says why there are two forms)."""
+        if self._errors_as_output:
+            text = error_text(error, key=self.key, client_id=self.client_id)
+            return self._writer.response(Increment((), (), (0, 0), error=text))
         return error_response(self._model._pb, error, key=self.key, client_id=self.client_id)
 
     def client_is_gone(self) -> bool:

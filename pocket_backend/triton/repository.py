@@ -30,7 +30,8 @@ _GENERATOR_PARAMETERS = (
     "max_num_batched_tokens", "kv_cache_tokens", "kv_cache_dtype", "precision", "threads",
     "max_queue", "enable_prefix_caching", "drain_seconds", "cancellation_check_period_ms",
 )  # fmt: skip
-_TO_DETOKENIZER = ("context_ids", "token_ids", "text_range", "skip_special_tokens", "stream_key")
+_TO_DETOKENIZER = ("context_ids", "token_ids", "text_range", "skip_special_tokens", "stream_key",
+                   "error")  # fmt: skip
 _TO_CLIENT = ("token_ids", "finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens",
               "num_cached_tokens")  # fmt: skip
 
@@ -54,7 +55,11 @@ def user_inputs() -> list[Tensor]:
 
 
 def _tokenizer() -> str:
-    outputs = [("input_ids", "TYPE_INT32", "-1"), ("sampling_parameters", "TYPE_STRING", "1")]
+    outputs = [
+        ("input_ids", "TYPE_INT32", "-1"),
+        ("sampling_parameters", "TYPE_STRING", "1"),
+        ("errors_as_output", "TYPE_BOOL", "1"),
+    ]
     return _model("tokenizer", user_inputs(), outputs, parameters=_TOKENIZER_PARAMETERS)
 
 
@@ -63,6 +68,7 @@ def _generator() -> str:
         ("input_ids", "TYPE_INT32", "-1", True),
         ("sampling_parameters", "TYPE_STRING", "1", True),
         ("stream", "TYPE_BOOL", "1", True),
+        ("errors_as_output", "TYPE_BOOL", "1", True),
         ("control", "TYPE_STRING", "1", True),
     ]
     return _model("generator", inputs, OUTPUTS, parameters=_GENERATOR_PARAMETERS, decoupled=True)
@@ -70,7 +76,7 @@ def _generator() -> str:
 
 def _detokenizer() -> str:
     kinds = {name: (data_type, dims) for name, data_type, dims in OUTPUTS}
-    optional = {"skip_special_tokens", "stream_key"}
+    optional = {"skip_special_tokens", "stream_key", "error"}
     inputs = [(name, *kinds[name], name in optional) for name in _TO_DETOKENIZER]
     return _model(
         "detokenizer", inputs, [("text_output", "TYPE_STRING", "-1")],
@@ -82,16 +88,21 @@ def _ensemble() -> str:
     kinds = {name: (data_type, dims) for name, data_type, dims in OUTPUTS}
     outputs = [("text_output", "TYPE_STRING", "-1")]
     outputs += [(name, *kinds[name]) for name in _TO_CLIENT]
+    prompt = {
+        "input_ids": "_prompt_ids",
+        "sampling_parameters": "_parameters",
+        "errors_as_output": "_errors_as_output",
+    }
     generated = dict.fromkeys((*_TO_DETOKENIZER, *_TO_CLIENT))
     steps = [
         _step(
             "tokenizer",
             {name: name for name, _, _, _ in user_inputs()},
-            {"input_ids": "_prompt_ids", "sampling_parameters": "_parameters"},
+            prompt,
         ),
         _step(
             "generator",
-            {"input_ids": "_prompt_ids", "sampling_parameters": "_parameters"},
+            prompt,
             {name: _wire(name) for name in generated},
         ),
         _step(

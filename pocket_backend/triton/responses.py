@@ -1,4 +1,11 @@
-"""Errors as Triton responses."""
+"""Errors as Triton responses, and as a tensor that travels to the end of the ensemble.
+
+Triton 2.51 never finishes an ensemble request whose decoupled step answers with an error while an
+earlier response of it is still in the next step: the models can then not be unloaded, and a stop
+takes its whole timeout.  So inside the ensemble the generator sends an error as an ordinary last
+response with the ``error`` output set, and the detokenizer, which sees a stream's chunks in order,
+turns it into the error response.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +34,33 @@ def error_response(
 
     ``key`` is the engine's id of the request, which clients do not know; their own id replaces it.
     """
+    return _response(pb_utils, *_code_and_message(error, key, client_id))
+
+
+def error_text(error: BaseException, *, key: str = "", client_id: str = "") -> str:
+    """The ``error`` output for a failed request; empty means none."""
+    code, message = _code_and_message(error, key, client_id)
+    return f"{code}: {message}"
+
+
+def response_of_text(pb_utils: Any, text: str) -> Any:
+    """The error response for a non-empty ``error`` output; anybody may have sent the text."""
+    code, _, message = text[: _MAX_MESSAGE + 32].partition(": ")
+    return _response(pb_utils, code if code in _CODES.values() else "UNKNOWN", message)
+
+
+def _response(pb_utils: Any, code: str, message: str) -> Any:
+    number = getattr(pb_utils.TritonError, code, None)
+    arguments = (message,) if number is None else (message, number)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(*arguments))
+
+
+def _code_and_message(error: BaseException, key: str, client_id: str) -> tuple[str, str]:
     if isinstance(error, PocketLLMError):
-        name, message = _CODES[error.grpc_code], _in_client_terms(error, key, client_id)
+        code, message = _CODES[error.grpc_code], _in_client_terms(error, key, client_id)
     else:
-        name, message = "INTERNAL", f"internal error: {type(error).__name__}"
-    message = message[:_MAX_MESSAGE]
-    code = getattr(pb_utils.TritonError, name, None)
-    made = pb_utils.TritonError(message) if code is None else pb_utils.TritonError(message, code)
-    return pb_utils.InferenceResponse(error=made)
+        code, message = "INTERNAL", f"internal error: {type(error).__name__}"
+    return code, message[:_MAX_MESSAGE]
 
 
 def _in_client_terms(error: PocketLLMError, key: str, client_id: str) -> str:

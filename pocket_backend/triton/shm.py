@@ -10,7 +10,6 @@ whose lock can be taken belongs to nobody and may be removed; nothing else is ev
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -52,11 +51,21 @@ def check_free_space(directory: Path = SHM_DIR, needed: int = MIN_FREE_BYTES) ->
 class ServerLock:
     """Holds the lock of one server id; the regions under its prefix live while it is held."""
 
-    def __init__(self, server_id: str, directory: Path = SHM_DIR) -> None:
+    def __init__(self, server_id: str, directory: Path = SHM_DIR, *, create: bool = True) -> None:
+        """Take the lock; without ``create`` only if its file exists.
+
+        Raises:
+            OSError: somebody holds it (EAGAIN), or it is another user's, or there is no such file.
+        """
         self.server_id = server_id
         self.path = directory / f"pocketllm-{server_id}.lock"
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._fd = os.open(self.path, flags, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
 
     def release(self) -> None:
         """Remove the lock's file, then the lock: nobody can take it in between."""
@@ -89,11 +98,9 @@ def clean_stale_servers(directory: Path = SHM_DIR) -> list[str]:
         if not match:
             continue
         try:
-            lock = ServerLock(match[1], directory)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES, errno.EPERM):
-                continue  # alive, or another user's
-            raise
+            lock = ServerLock(match[1], directory, create=False)
+        except OSError:
+            continue  # alive, another user's, or cleaned by somebody else just now
         try:
             kill_stubs(match[1])
             remove_regions(match[1], directory)

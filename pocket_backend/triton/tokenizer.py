@@ -41,6 +41,7 @@ class TokenizerModel:
                 [
                     codec.int32(self._pb, "input_ids", ids),
                     codec.text(self._pb, "sampling_parameters", parameters.to_json()),
+                    codec.boolean(self._pb, "errors_as_output", True),
                 ]
             )
         except PocketLLMError as error:

@@ -39,6 +39,7 @@ from pocket_backend.triton.ports import Ports, resolve
 from pocket_backend.triton.shm import SHM_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
+MODELS = ("tokenizer", "generator", "detokenizer")
 FREE = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 
 
@@ -80,6 +81,10 @@ class Command:
 
     def output(self, timeout: float = 60) -> str:
         return self.process.communicate(timeout=timeout)[0]
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def children_of(parent: int) -> list[int]:
@@ -182,9 +187,11 @@ def test_start_cleans_what_a_killed_guardian_left(fake_server: TritonServer) -> 
     command = Command("serve", "fake", *FREE)
     server_id = command.wait_for_server()
     wait_for(lambda: len(list(SHM_DIR.glob(f"*{server_id}*"))) > 3, 20, "stubs started")
-    os.kill(command.guardian(), signal.SIGKILL)
+    guardian = command.guardian()
+    os.kill(guardian, signal.SIGKILL)
     command.process.kill()
     command.output()
+    wait_for(lambda: not Path(f"/proc/{guardian}/stat").exists() or "Z" in state_of(guardian))
     with TritonServer(ServerOptions("fake", ports=Ports(0, 0, 0))) as after:
         assert generate(after.http_url, {"text_input": "x", "max_tokens": 1}).error is None
         assert processes_mentioning(server_id) == []
@@ -257,12 +264,15 @@ def test_unload_and_reload_after_streaming(fake_server: TritonServer) -> None:
     body = {"text_input": "abc", "max_tokens": 12}
     expected = generate(fake_server.http_url, body).text
     with grpc.InferenceServerClient(fake_server.grpc_address) as client:
-        for _ in range(3):
+        for _ in range(2):
             assert generate_stream(fake_server.http_url, body).text == expected
             assert grpc_stream(fake_server.grpc_address, body).text == expected
-            client.unload_model("pocketllm", headers=header, unload_dependents=True)
+            for name in ("pocketllm", *MODELS):
+                client.unload_model(name, headers=header)
             wait_for(lambda: _states(client, header) == {"UNAVAILABLE"}, 20, "models unloaded")
-            client.load_model("pocketllm", headers=header)
+            assert not [p for p in processes_mentioning(fake_server.server_id) if "stub" in p[:120]]
+            for name in (*MODELS, "pocketllm"):
+                client.load_model(name, headers=header)
             assert generate(fake_server.http_url, body).text == expected
     wait_for(lambda: at_baseline(control(fake_server.http_url, {"stats": True})), what="baseline")
 
@@ -288,12 +298,12 @@ def test_metrics(fake_server: TritonServer) -> None:
     before = scrape()
     assert before['pocket_requests_total{reason="cancelled"}'] >= 0
     assert before["pocket_slots_free"] == 16
-    for _ in range(3):
+    for _ in range(2):
         generate_stream(fake_server.http_url, {"text_input": "abc", "max_tokens": 7})
-    wait_for(lambda: scrape()[generated] == before[generated] + 21, what="token counter")
+    wait_for(lambda: scrape()[generated] == before[generated] + 14, what="token counter")
     after = scrape()
-    assert after[finished] == before[finished] + 3
-    assert after["pocket_ttft_seconds_count"] == before["pocket_ttft_seconds_count"] + 3
+    assert after[finished] == before[finished] + 2
+    assert after["pocket_ttft_seconds_count"] == before["pocket_ttft_seconds_count"] + 2
     generate(fake_server.http_url, {"text_input": "abc", "max_tokens": 0})
     refused = 'pocket_requests_refused_total{reason="invalid"}'
     generate(fake_server.http_url, {"input_ids": [1] * 5000, "max_tokens": 1})

@@ -211,7 +211,7 @@ def test_detokenizer_reports_an_abandoned_stream(model: GeneratorModel) -> None:
     asked, other = started(model), started(model)
     key = asked.sender.responses[0].text("stream_key")
     notifier = AbandonedNotifier()
-    strangers = ["", "x", key.upper(), key[:-1] + "g", f"{'0' * 32}:{'0' * 32}", f"{key}\n"]
+    strangers = ["", "x", key.upper(), key[:-1] + "g", f"{'0' * 16}:{'0' * 32}", f"{key}\n"]
     assert not any(notifier.notify(stranger) for stranger in strangers)
     assert notifier.notify(key)
     assert asked.sender.error.code() == 7
@@ -232,6 +232,21 @@ def test_deadline_ends_with_an_error(model: GeneratorModel) -> None:
     # Without the stream's key, which is what cancels it.
     assert asked[0].sender.error.message().startswith("not finished within 0.001 s")
     assert asked[1].sender.error.message().startswith("request 'mine': not finished")
+
+
+def test_errors_can_travel_as_an_output(model: GeneratorModel) -> None:
+    """In the ensemble: an error response would overtake chunks that are still being decoded."""
+    asked = Request(
+        {"input_ids": ints(1), "stream": np.array([True]), "errors_as_output": np.array([True])},
+        parameters={"max_tokens": 4000, "ignore_eos": True, "timeout_ms": 5},
+        request_id="mine",
+    )
+    model.execute([asked])
+    *others, last = asked.sender.wait()
+    assert last.error is None
+    assert last.text("error") == "CANCELLED: request 'mine': not finished within 0.005 s of arrival"
+    assert others
+    assert {response.text("error") for response in others} == {""}
 
 
 def test_a_send_that_fails_ends_that_stream_only(model: GeneratorModel) -> None:
