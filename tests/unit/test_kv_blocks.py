@@ -1,4 +1,4 @@
-"""Block tables, pool errors and small promises of the block manager (the rest: property tests)."""
+"""Pool errors, eviction and small promises of the block manager (the rest: property tests)."""
 
 from __future__ import annotations
 
@@ -6,48 +6,11 @@ from array import array
 
 import pytest
 
-from pocket_backend.kv import BlockManager, BlockPool, BlockTables, IntegrityError, Namespace
+from pocket_backend.kv import BlockManager, BlockPool, IntegrityError, Namespace
 
 
 def tokens(*ids: int) -> array[int]:
     return array("i", ids)
-
-
-def test_tables_take_whole_rows_and_deltas() -> None:
-    tables = BlockTables(max_slots=2, max_blocks=4)
-    tables.apply(1, [7, 8], is_new=True)
-    tables.apply(1, [9], is_new=False)
-    tables.apply(0, [], is_new=False)
-    assert list(tables.row(1)) == [7, 8, 9]
-    assert list(tables.row(0)) == []
-    tables.apply(1, [5], is_new=True)
-    assert list(tables.row(1)) == [5]
-    tables.reset(1)
-    tables.apply(1, [6], is_new=False)
-    assert list(tables.row(1)) == [6]
-
-
-def test_tables_are_int32_rows_that_native_code_reads_in_place() -> None:
-    tables = BlockTables(max_slots=3, max_blocks=2)
-    view = memoryview(tables.data)
-    tables.apply(2, [4, 5], is_new=True)
-    assert (view.format, view.itemsize, view.nbytes) == ("i", 4, 3 * 2 * 4)
-    assert view.tolist() == [0, 0, 0, 0, 4, 5]
-    assert tables.lengths.tolist() == [0, 0, 2]
-
-
-@pytest.mark.parametrize("slot", [-1, 2])
-def test_tables_refuse_unknown_slots(slot: int) -> None:
-    with pytest.raises(IntegrityError, match="slot"):
-        BlockTables(2, 2).apply(slot, [1], is_new=True)
-
-
-def test_tables_refuse_rows_that_would_spill_into_the_next() -> None:
-    tables = BlockTables(2, 2)
-    tables.apply(0, [1, 2], is_new=True)
-    with pytest.raises(IntegrityError, match="3 blocks in a row of 2"):
-        tables.apply(0, [3], is_new=False)
-    assert list(tables.row(0)) == [1, 2]
 
 
 @pytest.mark.parametrize("size", [0, -1])
