@@ -188,6 +188,7 @@ py::dict model_info(const ModelInfo& info) {
   d["vocab"] = info.vocab;
   d["context"] = info.context;
   d["tokenizer_tokens"] = info.tokenizer_tokens;
+  d["eos_token_ids"] = info.eos_token_ids;
   d["parameter_count"] = info.parameter_count;
   d["weight_bytes"] = info.weight_bytes;
   d["kv_bytes_per_block"] = info.kv_bytes_per_block;

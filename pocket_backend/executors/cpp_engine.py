@@ -116,6 +116,11 @@ class CppEngineBackend(BackendExecutor):
     def supports_feature(self, feature: str) -> bool:
         return feature in _FEATURES
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that the file's tokenizer names as ends of a text."""
+        return frozenset(self.model_info["eos_token_ids"])
+
     def reset_slot(self, slot_id: int) -> None:
         if not 0 <= slot_id < len(self._owners):
             raise EngineError(f"slot_id: got {slot_id}; must be below {len(self._owners)}")

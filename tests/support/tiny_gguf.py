@@ -40,6 +40,8 @@ class TinyLlama:
     seed: int = 0
     tokenizer_tokens: int | None = None
     """Entries of tokenizer.ggml.tokens; None: no tokenizer in the file."""
+    end_tokens: dict[str, int] = field(default_factory=dict)
+    """eos, eot, eom -> id; written with a tokenizer only."""
     architecture: str = "llama"
     extra: dict[str, int | float | str] = field(default_factory=dict)
     """More keys, without the architecture's prefix."""
@@ -134,6 +136,8 @@ def write_gguf(
     if model.tokenizer_tokens is not None:
         writer.add_tokenizer_model("gpt2")
         writer.add_token_list([f"t{i}" for i in range(model.tokenizer_tokens)])
+        for name, token in model.end_tokens.items():
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
 
     weights = random_weights(model)
     if change_tensors is not None:

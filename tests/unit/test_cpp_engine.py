@@ -254,6 +254,17 @@ def test_memory_info(model):
     assert memory.workspace_bytes > 0
 
 
+def test_end_tokens_come_from_the_file(model, tmp_path, backend):
+    assert backend.eos_token_ids == frozenset()
+    path = tmp_path / "ends.gguf"
+    ends = {"eos": 2, "eot": 7, "eom": 2}
+    write_gguf(path, TinyLlama(tokenizer_tokens=10, end_tokens=ends))
+    assert CppEngineBackend(path, OPTIONS).eos_token_ids == {2, 7}
+    write_gguf(path, TinyLlama(tokenizer_tokens=10, end_tokens={"eos": 10}))
+    with pytest.raises(ModelLoadError, match="eos_token_id: got 10; the tokenizer has 10 tokens"):
+        CppEngineBackend(path, OPTIONS)
+
+
 def test_from_args_and_the_registry(model):
     args = EngineArgs(
         model=str(model),

@@ -189,7 +189,8 @@ ModelInfo describe_decoder(const WeightSource& source, const DecoderConfig& conf
                  .ffn = config.ffn,
                  .vocab = config.vocab,
                  .context = config.context,
-                 .tokenizer_tokens = source.tokenizer_tokens()};
+                 .tokenizer_tokens = source.tokenizer_tokens(),
+                 .eos_token_ids = source.eos_token_ids()};
   for (const std::string& name : source.tensor_names()) {
     info.parameter_count += source.find(name)->elements();
   }

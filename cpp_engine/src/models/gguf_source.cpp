@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <variant>
 
@@ -45,6 +47,28 @@ class GgufSource final : public WeightSource {
                   name() + ": tokenizer.ggml.tokens must be an array of strings");
     }
     return tokens->size();
+  }
+
+  std::vector<std::int32_t> eos_token_ids() const override {
+    const std::size_t tokens = tokenizer_tokens();
+    std::vector<std::int32_t> ids;
+    for (const char* name : {"eos", "eot", "eom"}) {
+      const std::string key = std::string("tokenizer.ggml.") + name + "_token_id";
+      const auto id = file_.get_uint(key);
+      if (!id) {
+        continue;
+      }
+      if (*id >= tokens || *id > std::numeric_limits<std::int32_t>::max()) {
+        throw Error(ErrorCode::kBadFile, this->name() + ": " + key + ": got " +
+                                             std::to_string(*id) + "; the tokenizer has " +
+                                             std::to_string(tokens) + " tokens");
+      }
+      const auto token = static_cast<std::int32_t>(*id);
+      if (std::find(ids.begin(), ids.end(), token) == ids.end()) {
+        ids.push_back(token);
+      }
+    }
+    return ids;
   }
 
   std::optional<StoredTensor> find(std::string_view tensor) const override {

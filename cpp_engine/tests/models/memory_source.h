@@ -36,6 +36,7 @@ class MemorySource final : public WeightSource {
     return get(strings, key);
   }
   std::size_t tokenizer_tokens() const override { return 0; }
+  std::vector<std::int32_t> eos_token_ids() const override { return {}; }
   std::optional<StoredTensor> find(std::string_view tensor) const override {
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end()) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace pocket {
 
@@ -25,6 +26,8 @@ struct ModelInfo {
   std::size_t context = 0;  ///< positions that the model was made for
   /// Tokens of the file's tokenizer, 0 if it has none. Logits at or beyond it are padding.
   std::size_t tokenizer_tokens = 0;
+  /// Ids that end a text, as far as the file names them (end of sequence, of turn, of message).
+  std::vector<std::int32_t> eos_token_ids;
   std::size_t parameter_count = 0;
   std::size_t weight_bytes = 0;
   std::size_t kv_bytes_per_block = 0;

@@ -43,6 +43,9 @@ class WeightSource {
   [[nodiscard]] virtual std::optional<std::string> get_string(std::string_view key) const = 0;
   /// Tokens of the tokenizer that comes with the weights; 0 if none does.
   [[nodiscard]] virtual std::size_t tokenizer_tokens() const = 0;
+  /// Ids that end a text; empty if the tokenizer does not say. `Error(kBadFile)` for an id that it
+  /// does not have.
+  [[nodiscard]] virtual std::vector<std::int32_t> eos_token_ids() const = 0;
   [[nodiscard]] virtual std::optional<StoredTensor> find(std::string_view tensor) const = 0;
   [[nodiscard]] virtual std::vector<std::string> tensor_names() const = 0;
   /// True if rows of q and k are ordered for RoPE on neighbouring pairs (GGUF's "llama" files).
