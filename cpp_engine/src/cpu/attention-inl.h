@@ -54,11 +54,14 @@ struct KvView {
 template <std::size_t kQueries, std::size_t kBlocks, typename T>
 void score_blocks(const KvView<T>& kv, std::size_t block, const float* query, float* scores) {
   const T* k[kBlocks];
+#pragma GCC unroll 8
   for (std::size_t b = 0; b < kBlocks; ++b) {
     k[b] = kv.k_block(block + b);
   }
   Vec acc[kQueries][kBlocks];
+#pragma GCC unroll 8
   for (std::size_t i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 8
     for (std::size_t b = 0; b < kBlocks; ++b) {
       acc[i][b] = zero();
     }
@@ -78,7 +81,9 @@ void score_blocks(const KvView<T>& kv, std::size_t block, const float* query, fl
       }
     }
   }
+#pragma GCC unroll 8
   for (std::size_t i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 8
     for (std::size_t b = 0; b < kBlocks; ++b) {
       store(scores + i * kAttentionSplit + b * kLanes, acc[i][b]);
     }
@@ -91,7 +96,9 @@ template <std::size_t kQueries, std::size_t kDims, typename T>
 void weigh_values(const KvView<T>& kv, std::size_t first_block, std::size_t begin, std::size_t end,
                   std::size_t d, const float* probabilities, float* out) {
   Vec acc[kQueries][kDims];
+#pragma GCC unroll 8
   for (std::size_t i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 8
     for (std::size_t n = 0; n < kDims; ++n) {
       acc[i][n] = load(out + i * kv.head_dim + d + n * kLanes);
     }
@@ -120,7 +127,9 @@ void weigh_values(const KvView<T>& kv, std::size_t first_block, std::size_t begi
     }
     t += run;
   }
+#pragma GCC unroll 8
   for (std::size_t i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 8
     for (std::size_t n = 0; n < kDims; ++n) {
       store(out + i * kv.head_dim + d + n * kLanes, acc[i][n]);
     }
@@ -202,6 +211,7 @@ struct FloatSplits {
 
   template <std::size_t kQueries>
   void begin(const AttentionTile& tile, const TileQueries<kQueries>& queries, AttentionWork& work) {
+#pragma GCC unroll 8
     for (std::size_t i = 0; i < kQueries; ++i) {
       for (std::size_t d = 0; d < tile.head_dim; ++d) {
         work.query[d * kMaxAttentionQueries + i] = tile.query[queries.offset[i] + d] * tile.scale;
@@ -230,6 +240,7 @@ struct FloatSplits {
     }
     const std::size_t common = split.visible[0];
     weigh_all_dims<kQueries>(kv, split.first_block, 0, common, work.scores, work.partial);
+#pragma GCC unroll 8
     for (std::size_t i = 0; i < kQueries; ++i) {
       if (split.visible[i] > common) {
         weigh_all_dims<1>(kv, split.first_block, common, split.visible[i],

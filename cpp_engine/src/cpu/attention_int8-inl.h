@@ -88,11 +88,14 @@ template <std::size_t kQueries, std::size_t kBlocks>
 void score_blocks_int8(const KvView<std::uint8_t>& kv, std::size_t block, const Int8Work& work,
                        float* scores) {
   const std::uint8_t* k[kBlocks];
+#pragma GCC unroll 8
   for (std::size_t b = 0; b < kBlocks; ++b) {
     k[b] = kv.k_block(block + b);
   }
   Ints acc[kQueries][kBlocks];
+#pragma GCC unroll 8
   for (std::size_t i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 8
     for (std::size_t b = 0; b < kBlocks; ++b) {
       acc[i][b] = splat_int(0);
     }
@@ -114,8 +117,10 @@ void score_blocks_int8(const KvView<std::uint8_t>& kv, std::size_t block, const 
     }
     query += 4 * kMaxAttentionQueries;
   }
+#pragma GCC unroll 8
   for (std::size_t b = 0; b < kBlocks; ++b) {
     const Vec key_scale = load(block_scales(k[b], kv.head_dim));
+#pragma GCC unroll 8
     for (std::size_t i = 0; i < kQueries; ++i) {
       const Vec dot = to_float(sub(acc[i][b], splat_int(128 * work.query_sum[i])));
       store(scores + i * kAttentionSplit + b * kLanes,
@@ -186,7 +191,9 @@ template <std::size_t kQueries, std::size_t kDims>
 void weigh_values_int8(const KvView<std::uint8_t>& kv, std::size_t first_block, std::size_t blocks,
                        std::size_t d, const std::uint8_t* codes, const float* scale, float* out) {
   Ints acc[kQueries][kDims];
+#pragma GCC unroll 8
   for (std::size_t i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 8
     for (std::size_t n = 0; n < kDims; ++n) {
       acc[i][n] = splat_int(0);
     }
@@ -200,7 +207,9 @@ void weigh_values_int8(const KvView<std::uint8_t>& kv, std::size_t first_block, 
     }
   }
   value_dots(kv, first_block, blocks, d, codes + kAttentionSplit, acc);
+#pragma GCC unroll 8
   for (std::size_t i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 8
     for (std::size_t n = 0; n < kDims; ++n) {
       store(out + i * kv.head_dim + d + n * kLanes, mul(to_float(acc[i][n]), splat(scale[i])));
     }
@@ -225,6 +234,7 @@ template <std::size_t kQueries>
 void encode_queries(const AttentionTile& tile, const TileQueries<kQueries>& queries,
                     Int8Work& work) {
   const Vec scale = splat(tile.scale);
+#pragma GCC unroll 8
   for (std::size_t i = 0; i < kQueries; ++i) {
     std::int8_t codes[kMaxHeadDim];
     const float* query = tile.query + queries.offset[i];
@@ -269,6 +279,7 @@ struct Int8Splits {
   template <std::size_t kQueries>
   void values(const KvView<Element>& kv, const Split<kQueries>& split, AttentionWork& shared) {
     float scale[kQueries];
+#pragma GCC unroll 8
     for (std::size_t i = 0; i < kQueries; ++i) {
       scale[i] = encode_probabilities(kv, split.first_block, split.visible[i], split.blocks,
                                       shared.scores + i * kAttentionSplit,

@@ -47,6 +47,7 @@ inline void nibble_dots(const std::uint8_t* codes, const std::int8_t* q, std::si
       dot[r] = group == 0 ? sum : _mm256_add_epi16(dot[r], sum);
     }
   }
+#pragma GCC unroll 16
   for (std::size_t r = 0; r < kRows; ++r) {
     dot[r] = _mm256_madd_epi16(dot[r], _mm256_set1_epi16(1));
   }
@@ -79,6 +80,7 @@ void q8_half_tile(const std::uint8_t* weights, std::size_t half, const Activatio
   const std::uint8_t* scales = weights + half * kHalfPanel * 2;
   const std::uint8_t* codes = weights + kScaleBytes<kLayout> + half * kHalfPanel * 4;
   __m256 acc[kRows];
+#pragma GCC unroll 16
   for (std::size_t r = 0; r < kRows; ++r) {
     acc[r] = _mm256_setzero_ps();
   }
@@ -108,6 +110,7 @@ void q8_half_tile(const std::uint8_t* weights, std::size_t half, const Activatio
     scales += kBlockBytes<kLayout>;
     codes += kBlockBytes<kLayout>;
   }
+#pragma GCC unroll 16
   for (std::size_t r = 0; r < kRows; ++r) {
     _mm256_storeu_ps(y + r * ldy + half * kHalfPanel, acc[r]);
   }

@@ -69,6 +69,7 @@ void q8_tile(const std::uint8_t* weights, const ActivationTile& x, float* y, std
   const auto* scaled_sum = reinterpret_cast<const std::uint8_t*>(x.scaled_sum);
   const auto* sum = reinterpret_cast<const std::uint8_t*>(x.sum);
   std::size_t row_offset[kRows];
+#pragma GCC unroll 16
   for (std::size_t r = 0; r < kRows; ++r) {
     row_offset[r] = r * x.blocks * sizeof(float);
   }
@@ -79,6 +80,7 @@ void q8_tile(const std::uint8_t* weights, const ActivationTile& x, float* y, std
   };
 
   __m512 acc[kRows];
+#pragma GCC unroll 16
   for (std::size_t r = 0; r < kRows; ++r) {
     acc[r] = _mm512_setzero_ps();
   }
@@ -121,6 +123,7 @@ void q8_tile(const std::uint8_t* weights, const ActivationTile& x, float* y, std
     scaled_sum += sizeof(float);
     sum += sizeof(float);
   }
+#pragma GCC unroll 16
   for (std::size_t r = 0; r < kRows; ++r) {
     _mm512_storeu_ps(y + r * ldy, acc[r]);
   }

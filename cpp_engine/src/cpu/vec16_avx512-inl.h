@@ -14,8 +14,9 @@ constexpr std::size_t kLanes = 16;
 constexpr std::size_t kTileQueries = 6;
 constexpr std::size_t kTileBlocks = 4;
 constexpr std::size_t kTileDims = 4;
-constexpr std::size_t kFloatRows = 6;
-constexpr std::size_t kFloatPanels = 4;
+// Likewise for the float matmul; more rows than panels, so that few streams of weights are open.
+constexpr std::size_t kFloatRows = 12;
+constexpr std::size_t kFloatPanels = 2;
 
 using Vec = __m512;
 
