@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pocket_backend.api import TokenEvent
@@ -48,6 +48,18 @@ class Increment:
             event.finish_reason or "",
             "" if event.stop_reason is None else str(event.stop_reason),
             event.usage.cached_tokens if event.usage is not None else 0,
+        )
+
+    def merge(self, following: Increment) -> Increment:
+        """This increment and the next one of the same stream as one: released bytes are contiguous,
+        so the range grows by the length of the next one's."""
+        begin, end = self.text_range
+        more = following.text_range[1] - following.text_range[0]
+        return replace(
+            following,
+            token_ids=self.token_ids + following.token_ids,
+            context_ids=self.context_ids,
+            text_range=(begin, end + more),
         )
 
 

@@ -2,7 +2,7 @@
 
 It has a second job. Triton does not tell a running decoupled step of an ensemble that the client is
 gone, but marks the *next* request of the following step as cancelled: that is how a request reaches
-this model with ``is_cancelled()`` true. It then tells the generator (``abandoned.py``).
+this model with ``is_cancelled()`` true. It then tells the generator (``feedback.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pocket_backend.api import InvalidRequestError, PocketLLMError
 from pocket_backend.observability.logging import configure_logging, get_logger, log_event
 from pocket_backend.text import chunk_text
 from pocket_backend.triton import codec
-from pocket_backend.triton.abandoned import AbandonedNotifier
+from pocket_backend.triton.feedback import FeedbackSender
 from pocket_backend.triton.responses import error_response, response_of_text
 from pocket_backend.triton.settings import engine_args, environment_of, model_tokenizer
 
@@ -31,7 +31,7 @@ class DetokenizerModel:
         self._pb = pb_utils
         arguments = engine_args(environment_of(args["model_config"]))
         self._token_bytes = model_tokenizer(arguments).token_bytes
-        self._abandoned = AbandonedNotifier()
+        self._feedback = FeedbackSender()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]
@@ -39,8 +39,11 @@ class DetokenizerModel:
     def _answer(self, request: Any) -> Any:
         try:
             tensors = codec.inputs_by_name(request)
-            if request.is_cancelled() and "stream_key" in tensors:
-                self._abandoned.notify(str(codec.value_of("stream_key", tensors["stream_key"])))
+            if "stream_key" in tensors:
+                key = str(codec.value_of("stream_key", tensors["stream_key"]))
+                self._feedback.chunk_done(key)
+                if request.is_cancelled():
+                    self._feedback.abandoned(key)
             failure = codec.value_of("error", tensors["error"]) if "error" in tensors else ""
             if failure:
                 return response_of_text(self._pb, str(failure))

@@ -27,9 +27,10 @@ from pocket_backend.api import (
 from pocket_backend.engine.unified import UnifiedEngine
 from pocket_backend.observability.logging import configure_logging, get_logger, log_event
 from pocket_backend.triton import codec
-from pocket_backend.triton.abandoned import AbandonedListener
+from pocket_backend.triton.backlog import MAX_HOLD_SECONDS, Backlog
 from pocket_backend.triton.chunks import ChunkWriter, Increment, IncrementSum
 from pocket_backend.triton.control import Control, parse_control
+from pocket_backend.triton.feedback import FeedbackListener
 from pocket_backend.triton.metrics import MetricsBridge
 from pocket_backend.triton.request import Parameters, parse_parameters
 from pocket_backend.triton.responses import error_response, error_text
@@ -61,7 +62,8 @@ class GeneratorModel:
         self._engine = UnifiedEngine.from_args(settings.engine)
         self._engine.add_step_hook(lambda _report: self._after_step())
         self._metrics.start(self._engine)
-        self._abandoned = AbandonedListener(self._engine.cancel)
+        self._feedback = FeedbackListener(self._engine.cancel)
+        self._backlog = Backlog(lambda: self._feedback.done)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
@@ -76,7 +78,7 @@ class GeneratorModel:
 
     def close(self) -> None:
         """Let open streams finish for a while, fail the rest, release the model."""
-        self._abandoned.close()
+        self._feedback.close()
         self._engine.close(self._drain_seconds)
         self._streams.clear()
 
@@ -160,6 +162,8 @@ class GeneratorModel:
             for key, stream in list(self._streams.items()):
                 if stream.client_is_gone():
                     self._engine.cancel(key)
+        if not self._streams:
+            self._backlog.reset()
         self._metrics.after_step(now, idle=not self._streams)
 
 
@@ -173,15 +177,17 @@ class _Stream:
         sender: Any,
         parameters: Parameters,
         prompt_tokens: int,
-        errors_as_output: bool,
+        in_ensemble: bool,
     ) -> None:
-        self.key = model._abandoned.new_key()
+        self.key = model._feedback.new_key()
         """The engine's request id, and what the detokenizer sends back when nobody reads."""
         self.client_id: str = request.request_id()
         self.ended = False
         self._model = model
         self._sender = sender
-        self._errors_as_output = errors_as_output
+        self._in_ensemble = in_ensemble
+        self._held: Increment | None = None
+        self._held_since = 0.0
         self._writer = ChunkWriter(
             model._pb,
             frozenset(request.requested_output_names()),
@@ -218,15 +224,32 @@ class _Stream:
             increment = self._sum.add(increment)
             if not last:
                 return
+        elif self._hold(increment, last):
+            return
+        else:
+            increment, self._held = self._held or increment, None
         response = self._writer.response(increment)
         if last:
             self._end(response)
         else:
             self._sender.send(response)
+            self._count()
+
+    def _hold(self, increment: Increment, last: bool) -> bool:
+        """Add to what is held; whether to go on holding it, since the detokenizer is behind."""
+        if self._held is None:
+            if last or not self._in_ensemble or not self._model._backlog.full():
+                return False
+            self._held, self._held_since = increment, time.monotonic()
+            return True
+        self._held = self._held.merge(increment)
+        if last or not self._model._backlog.full():
+            return False
+        return time.monotonic() - self._held_since < MAX_HOLD_SECONDS
 
     def _error(self, error: BaseException) -> Any:
         """The last response of a failed request (responses.py says why there are two forms)."""
-        if self._errors_as_output:
+        if self._in_ensemble:
             text = error_text(error, key=self.key, client_id=self.client_id)
             return self._writer.response(Increment((), (), (0, 0), error=text))
         return error_response(self._model._pb, error, key=self.key, client_id=self.client_id)
@@ -241,6 +264,11 @@ class _Stream:
         self.ended = True
         sender, self._sender = self._sender, None
         _send_safely(sender, response, self._model._final)
+        self._count()
+
+    def _count(self) -> None:
+        if self._in_ensemble:
+            self._model._backlog.sent()
 
 
 def _send_safely(sender: Any, response: Any, final: int) -> None:

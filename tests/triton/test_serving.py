@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from triton_clients import (
@@ -19,7 +21,8 @@ from triton_clients import (
 
 from pocket_backend import EngineArgs, SamplingParams, UnifiedEngine
 from pocket_backend.text import Tokenizer, load_tokenizer
-from pocket_backend.triton.launcher import TritonServer
+from pocket_backend.triton.launcher import ServerOptions, TritonServer, find_model_repository
+from pocket_backend.triton.ports import Ports
 
 PROMPT = "The capital of France is"
 CHAT = json.dumps(
@@ -189,3 +192,30 @@ def test_stream_true_on_generate_is_a_clear_error(server: TritonServer) -> None:
     assert reply.error is not None
     assert "exactly 1 response" in reply.error
     wait_for(lambda: at_baseline(control(server.http_url, {"stats": True})), what="baseline")
+
+
+def test_slow_detokenizer_gets_larger_chunks(tmp_path: Path) -> None:
+    """T13: 16 streams make 1,600 tokens a second, this detokenizer does 200 chunks a second."""
+    repository = shutil.copytree(find_model_repository(), tmp_path / "models")
+    with (repository / "detokenizer" / "1" / "model.py").open("a") as model:
+        model.write(
+            "\n    def execute(self, requests):\n        import time\n\n"
+            "        time.sleep(0.005)\n        return self._model.execute(requests)\n"
+        )
+    options = ServerOptions(
+        "fake",
+        ports=Ports(0, 0, 0),
+        model_repository=repository,
+        environment={"POCKETLLM_FAKE_OPTIONS": '{"delay_seconds": 0.01}'},
+    )
+    body = {"text_input": "abc", "max_tokens": 250, "ignore_eos": True}
+    with TritonServer(options) as server, ThreadPoolExecutor(16) as pool:
+        expected = generate(server.http_url, body)
+        streams = [pool.submit(generate_stream, server.http_url, body) for _ in range(16)]
+        replies = [stream.result() for stream in streams]
+    for reply in replies:
+        assert (reply.error, reply.text) == (None, expected.text)
+        assert reply.token_ids == expected.token_ids
+        assert reply.responses > 2
+    # Unbounded, 4,000 chunks would come, the last of them after 20 seconds.
+    assert sum(reply.responses for reply in replies) < 2000

@@ -26,7 +26,8 @@ from triton_doubles import (
 
 from pocket_backend.api import SamplingParams
 from pocket_backend.text import chunk_text
-from pocket_backend.triton.abandoned import AbandonedNotifier
+from pocket_backend.triton.backlog import MAX_WAITING
+from pocket_backend.triton.feedback import FeedbackSender
 from pocket_backend.triton.generator import GeneratorModel
 
 
@@ -210,16 +211,16 @@ def test_cancel_by_request_id(model: GeneratorModel) -> None:
 def test_detokenizer_reports_an_abandoned_stream(model: GeneratorModel) -> None:
     asked, other = started(model), started(model)
     key = asked.sender.responses[0].text("stream_key")
-    notifier = AbandonedNotifier()
+    notifier = FeedbackSender()
     strangers = ["", "x", key.upper(), key[:-1] + "g", f"{'0' * 16}:{'0' * 32}", f"{key}\n"]
-    assert not any(notifier.notify(stranger) for stranger in strangers)
-    assert notifier.notify(key)
+    assert not any(notifier.abandoned(stranger) for stranger in strangers)
+    assert notifier.abandoned(key)
     assert asked.sender.error.code() == 7
-    assert notifier.notify(key)  # again, for a stream that has ended: harmless
+    assert notifier.abandoned(key)  # again, for a stream that has ended: harmless
     settle(model)
     assert not other.sender.finals
     model.close()
-    assert not notifier.notify(key)
+    assert not notifier.abandoned(key)
     notifier.close()
 
 
@@ -260,6 +261,29 @@ def test_a_send_that_fails_ends_that_stream_only(model: GeneratorModel) -> None:
     assert good.sender.wait()[-1].error is None
     assert broken.sender.wait() == []
     assert broken.sender.finals == 1
+
+
+def test_chunks_are_merged_while_the_detokenizer_is_behind(model: GeneratorModel) -> None:
+    """T13: nobody reports progress here, so at most MAX_WAITING chunks go out one by one."""
+    inputs = {"stream": np.array([True]), "errors_as_output": np.array([True])}
+    asked = [
+        Request(
+            {"input_ids": ints(i), **inputs}, parameters={"max_tokens": 400, "ignore_eos": True}
+        )
+        for i in range(1, 5)
+    ]
+    model.execute(asked)  # type: ignore[arg-type]
+    for number, item in enumerate(asked, 1):
+        responses = item.sender.wait()
+        tokens, text = in_process(model, [number], max_tokens=400, ignore_eos=True)
+        assert [t for r in responses for t in r.ids("token_ids")] == tokens
+        assert text_of(model, responses) == text
+        assert responses[-1].tensors["num_output_tokens"] == [400]
+    assert sum(len(item.sender.responses) for item in asked) <= MAX_WAITING + len(asked)
+    # With nothing open the count starts anew: the next stream is not held up.
+    again = Request({"input_ids": ints(1), **inputs}, parameters={"max_tokens": 50})
+    model.execute([again])
+    assert len(again.sender.wait()) > 5
 
 
 def test_nothing_is_kept_after_the_final_response(model: GeneratorModel) -> None:

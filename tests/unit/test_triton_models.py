@@ -10,8 +10,8 @@ import pytest
 from triton_doubles import Request, TritonModelException, ints, make_pb_utils, model_args, strings
 
 from pocket_backend.api import ConfigurationError, EngineArgs
-from pocket_backend.triton.abandoned import AbandonedListener
 from pocket_backend.triton.detokenizer import DetokenizerModel
+from pocket_backend.triton.feedback import REPORT_EVERY, FeedbackListener
 from pocket_backend.triton.responses import error_text, response_of_text
 from pocket_backend.triton.settings import GeneratorSettings, engine_args, environment_of
 from pocket_backend.triton.startup import load_or_explain
@@ -30,7 +30,7 @@ def tokenizer() -> TokenizerModel:
 def detokenizer() -> Iterator[DetokenizerModel]:
     model = DetokenizerModel(PB, model_args(model="fake"))
     yield model
-    model._abandoned.close()
+    model._feedback.close()
 
 
 def chunk(
@@ -109,7 +109,7 @@ def test_detokenizer_raises_the_error_that_travelled(detokenizer: DetokenizerMod
 
 def test_detokenizer_reports_abandoned_streams_only(detokenizer: DetokenizerModel) -> None:
     seen: list[str] = []
-    listener = AbandonedListener(seen.append)
+    listener = FeedbackListener(seen.append)
     keys = [listener.new_key() for _ in range(3)]
     detokenizer.execute(
         [
@@ -121,6 +121,16 @@ def test_detokenizer_reports_abandoned_streams_only(detokenizer: DetokenizerMode
     )
     listener.close()
     assert seen == [keys[1]]
+
+
+def test_progress_is_reported_per_generator(detokenizer: DetokenizerModel) -> None:
+    first, second = FeedbackListener(len), FeedbackListener(len)
+    for listener, chunks in ((first, 3 * REPORT_EVERY + 5), (second, REPORT_EVERY)):
+        key = strings(listener.new_key())
+        detokenizer.execute([Request(chunk((), (65,), 0, 1, stream_key=key))] * chunks)
+    first.close()
+    second.close()
+    assert (first.done, second.done) == (3 * REPORT_EVERY, REPORT_EVERY)
 
 
 # --- settings -------------------------------------------------------------------------------------
