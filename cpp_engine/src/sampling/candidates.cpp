@@ -1,4 +1,4 @@
-#include "candidates.h"
+#include "pocket/sampling/candidates.h"
 
 #include <algorithm>
 #include <limits>
@@ -61,6 +61,36 @@ void select_top(std::span<const float> logits, std::size_t k, std::vector<Candid
   }
   if (out.size() > k) {
     keep_best(out, k);
+  }
+  std::sort(out.begin(), out.end(), ranks_before);
+}
+
+void MassHistogram::build(std::span<const float> logits, float max,
+                          std::span<const float> weights) {
+  std::fill(mass_.begin(), mass_.end(), 0.0);
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    mass_[bucket(logits[i], max)] += static_cast<double>(weights[i]);
+  }
+}
+
+std::size_t MassHistogram::bucket_reaching(double wanted) const {
+  double cumulative = 0.0;
+  for (std::size_t b = 0; b < kBuckets; ++b) {
+    cumulative += mass_[b];
+    if (cumulative >= wanted) {
+      return b;
+    }
+  }
+  return kBuckets - 1;
+}
+
+void MassHistogram::select(std::span<const float> logits, float max, std::size_t last,
+                           std::vector<Candidate>& out) const {
+  out.clear();
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (bucket(logits[i], max) <= last) {
+      out.push_back({logits[i], static_cast<std::int32_t>(i)});
+    }
   }
   std::sort(out.begin(), out.end(), ranks_before);
 }

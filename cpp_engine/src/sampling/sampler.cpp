@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 
-#include "candidates.h"
 #include "pocket/base/error.h"
 #include "pocket/sampling/philox.h"
 #include "softmax.h"
@@ -13,8 +13,8 @@
 namespace pocket {
 namespace {
 
-// First guess at how many candidates hold top_p of the weight; grown until they do.
-constexpr std::size_t kNucleusGuess = 256;
+// How many candidates are tried before all are looked at for top-p.
+constexpr std::size_t kNucleusGuess = 128;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -33,8 +33,8 @@ double sum_in_order(std::span<const float> values) {
   return sum;
 }
 
-// Length of the shortest prefix that sums to `wanted` or more; everything if none does.
-std::size_t prefix_reaching(std::span<const float> weights, double wanted) {
+// Length of the shortest prefix that sums to `wanted` or more, if one does.
+std::optional<std::size_t> prefix_reaching(std::span<const float> weights, double wanted) {
   double cumulative = 0.0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     cumulative += weights[i];
@@ -42,7 +42,7 @@ std::size_t prefix_reaching(std::span<const float> weights, double wanted) {
       return i + 1;
     }
   }
-  return weights.size();
+  return std::nullopt;
 }
 
 double uniform(const SamplingParams& params) {
@@ -62,7 +62,7 @@ void validate_sampling(const SamplingParams& params) {
 }
 
 Sampler::Sampler(const KernelTable& kernels, std::size_t vocab_size)
-    : kernels_(&kernels), weights_(vocab_size) {
+    : kernels_(&kernels), weights_(vocab_size), ranked_(vocab_size) {
   candidates_.reserve(vocab_size);
 }
 
@@ -132,27 +132,37 @@ std::int32_t Sampler::draw_by_rank(std::span<const float> logits, float max,
 std::span<float> Sampler::rank(std::span<const float> logits, float max,
                                const SamplingParams& params) {
   const std::size_t n = logits.size();
-  const auto select = [&](std::size_t count) {
-    select_top(logits, count, candidates_);
-    for (std::size_t i = 0; i < count; ++i) {
-      weights_[i] = exp_nonpositive((candidates_[i].logit - max) / params.temperature);
+  const auto weigh_candidates = [&] {
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      ranked_[i] = exp_nonpositive((candidates_[i].logit - max) / params.temperature);
     }
-    return std::span(weights_).first(count);
+    return std::span(ranked_).first(candidates_.size());
   };
   if (params.top_k > 0 && static_cast<std::size_t>(params.top_k) < n) {
-    const std::span<float> weights = select(static_cast<std::size_t>(params.top_k));
+    select_top(logits, static_cast<std::size_t>(params.top_k), candidates_);
+    const std::span<float> weights = weigh_candidates();
     const double wanted = params.top_p * sum_in_order(weights);
-    return params.top_p < 1.0F ? weights.first(prefix_reaching(weights, wanted)) : weights;
+    return params.top_p < 1.0F
+               ? weights.first(prefix_reaching(weights, wanted).value_or(weights.size()))
+               : weights;
   }
-  softmax_weights(logits, max, params.temperature, std::span(weights_).first(n));
-  const double wanted = params.top_p * fixed_order_sum(std::span(weights_).first(n));
-  for (std::size_t guess = kNucleusGuess;; guess *= 8) {
-    const std::span<float> weights = select(std::min(guess, n));
-    const std::size_t kept = prefix_reaching(weights, wanted);
-    if (kept < weights.size() || weights.size() == n) {
-      return weights.first(kept);
-    }
+  const std::span<float> all = std::span(weights_).first(n);
+  softmax_weights(logits, max, params.temperature, all);
+  const double wanted = params.top_p * fixed_order_sum(all);
+  // Most nuclei are small: try the few best first, which needs no histogram.
+  select_top(logits, kNucleusGuess, candidates_);
+  std::span<float> weights = weigh_candidates();
+  std::optional<std::size_t> kept = prefix_reaching(weights, wanted);
+  if (!kept && weights.size() < n) {
+    histogram_.build(logits, max, all);
+    std::size_t bucket = histogram_.bucket_reaching(wanted);
+    do {
+      histogram_.select(logits, max, bucket, candidates_);
+      weights = weigh_candidates();
+      kept = prefix_reaching(weights, wanted);
+    } while (!kept && ++bucket < MassHistogram::buckets());
   }
+  return weights.first(kept.value_or(weights.size()));
 }
 
 }  // namespace pocket

@@ -16,7 +16,8 @@ namespace pocket {
   constexpr float kLn2High = 0.693359375F;
   constexpr float kLn2Low = -2.12194440e-4F;
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
-  const float clamped = x < -87.0F ? -87.0F : x;
+  constexpr float kLowest = -87.0F;
+  const float clamped = x > kLowest ? x : kLowest;  // this order is one max instruction
   const float n = (clamped * kLog2E + kRound) - kRound;
   const float r = (clamped - n * kLn2High) - n * kLn2Low;
   float p = 1.9875691500e-4F;
@@ -27,8 +28,8 @@ namespace pocket {
   p = p * r + 5.0000001201e-1F;
   const float e = (p * r * r + r) + 1.0F;
   const std::int32_t exponent = static_cast<std::int32_t>(n) * (1 << 23);
-  const float y = std::bit_cast<float>(std::bit_cast<std::int32_t>(e) + exponent);
-  return x < -87.0F ? 0.0F : y;
+  const std::int32_t keep = -static_cast<std::int32_t>(x >= kLowest);  // a mask, not a branch
+  return std::bit_cast<float>((std::bit_cast<std::int32_t>(e) + exponent) & keep);
 }
 
 /// weights[i] = exp((logits[i] - max) / temperature).

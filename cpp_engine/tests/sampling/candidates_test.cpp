@@ -1,4 +1,4 @@
-#include "candidates.h"
+#include "pocket/sampling/candidates.h"
 
 #include <doctest/doctest.h>
 
@@ -52,6 +52,40 @@ TEST_CASE("select_top equals a stable sort, ties and infinities included") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("a mass histogram reaches at least what was asked, in rank order") {
+  std::mt19937 random(21);
+  for (const float spread : {0.0F, 0.01F, 1.0F, 8.0F, 300.0F}) {
+    std::vector<float> logits(3000);
+    for (float& x : logits) {
+      x = std::normal_distribution<float>(0, 1)(random) * spread;
+    }
+    logits[17] = -std::numeric_limits<float>::infinity();
+    const auto expected = sorted(logits);
+    const float max = expected[0].logit;
+    std::vector<float> weights(logits.size());
+    softmax_weights(logits, max, 1.0F, weights);
+    double total = 0.0;
+    for (const float weight : weights) {
+      total += weight;
+    }
+    MassHistogram histogram;
+    histogram.build(logits, max, weights);
+    std::vector<Candidate> got;
+    for (const double share : {1e-9, 0.3, 0.9, 0.999}) {
+      histogram.select(logits, max, histogram.bucket_reaching(share * total), got);
+      REQUIRE(!got.empty());
+      double mass = 0.0;
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        REQUIRE(got[i].token == expected[i].token);
+        mass += weights[static_cast<std::size_t>(got[i].token)];
+      }
+      CHECK(mass >= share * total * (1 - 1e-12));
+    }
+    histogram.select(logits, max, MassHistogram::buckets() - 1, got);
+    CHECK(got.size() == logits.size());
   }
 }
 

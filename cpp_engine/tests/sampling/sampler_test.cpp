@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pocket/base/error.h"
+#include "pocket/sampling/philox.h"
 
 namespace pocket {
 namespace {
@@ -235,6 +236,35 @@ TEST_CASE("a nucleus larger than the first guess is found") {
     largest = std::max(largest, token);
   }
   CHECK(largest > 3900);
+}
+
+TEST_CASE("nuclei of every size equal the definition, draw by draw") {
+  // The distribution's support and each token's share of the unit interval, from a full sort.
+  for (const float spread : {0.05F, 0.5F, 1.5F, 4.0F}) {
+    const std::vector<float> logits = random_logits(3000, 77, spread);
+    Sampler sampler = make_sampler(logits.size());
+    for (const float top_p : {0.1F, 0.5F, 0.9F, 0.995F}) {
+      SamplingParams params{.temperature = 0.8F, .top_p = top_p, .seed = 6};
+      const std::vector<double> probability = exact_probabilities(logits, params);
+      for (std::uint64_t i = 0; i < 40; ++i) {
+        params.token_index = i;
+        const std::int32_t token = sampler.sample(logits, params).token;
+        CHECK(probability[static_cast<std::size_t>(token)] > 0.0);
+        // u falls into the token's interval of the cumulative distribution in rank order.
+        const double u = philox_uniform(6, i, RandomStream::kSampling);
+        double before = 0.0;
+        for (std::size_t other = 0; other < logits.size(); ++other) {
+          const auto chosen = static_cast<std::size_t>(token);
+          if (logits[other] > logits[chosen] ||
+              (logits[other] == logits[chosen] && other < chosen)) {
+            before += probability[other];
+          }
+        }
+        CHECK(u >= before - 1e-5);
+        CHECK(u < before + probability[static_cast<std::size_t>(token)] + 1e-5);
+      }
+    }
+  }
 }
 
 TEST_CASE("parameters out of range are named") {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pocket/cpu/kernels.h"
+#include "pocket/sampling/candidates.h"
 
 namespace pocket {
 
@@ -32,11 +33,6 @@ void validate_sampling(const SamplingParams& params);
 struct SampledToken {
   std::int32_t token = -1;
   float logprob = 0.0F;  ///< log-softmax of the raw logits at `token`; NaN when not asked for
-};
-
-struct Candidate {
-  float logit;
-  std::int32_t token;
 };
 
 /// Draws one token from `logits` [vocab]; ids at or beyond `logits.size()` do not exist for it (the
@@ -73,8 +69,10 @@ class Sampler {
                                       const SamplingParams& params);
 
   const KernelTable* kernels_;
-  std::vector<float> weights_;
+  std::vector<float> weights_;  // by id
+  std::vector<float> ranked_;   // of candidates_
   std::vector<Candidate> candidates_;
+  MassHistogram histogram_;
 };
 
 }  // namespace pocket
