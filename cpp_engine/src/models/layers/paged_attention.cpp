@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "linear.h"
+#include "row_tasks.h"
 
 namespace pocket {
 namespace {
@@ -83,8 +84,11 @@ struct LayerStep {
   void quantise_output(std::size_t rows) const {
     if (buffers.output.quantised.q != nullptr &&
         config.group() * config.head_dim % kQuantBlock != 0) {
-      compute.kernels->quantise_rows(buffers.out, config.query_width(), rows,
-                                     buffers.output.quantised);
+      const std::size_t width = config.query_width();
+      for_each_row(compute, rows, [&](std::size_t row, std::size_t) {
+        compute.kernels->quantise_rows(buffers.out + row * width, width, 1,
+                                       buffers.output.quantised_part(row, 0, width));
+      });
     }
   }
 };
