@@ -182,6 +182,21 @@ def test_killed_launcher_takes_its_server_along() -> None:
     wait_for(lambda: left_of(server_id) == [], 20, "everything of the server gone")
 
 
+def test_server_that_dies_is_reported() -> None:
+    command = Command("serve", "fake", *FREE)
+    server_id = command.wait_for_server()
+    (server,) = children_of(command.guardian())
+    assert command.process.stdout is not None
+    lines = iter(command.process.stdout.readline, "")
+    assert any("serving; Ctrl-C stops" in line for line in lines)
+    os.kill(server, signal.SIGKILL)
+    rest = "".join(lines)
+    assert command.process.wait(30) == 1
+    command.process.stdout.close()
+    assert "error: the server ended by itself; its log says:" in rest
+    assert left_of(server_id) == []
+
+
 def test_start_cleans_what_a_killed_guardian_left(fake_server: TritonServer) -> None:
     """T4: shared memory and stubs of a dead server go; a living one's stay."""
     command = Command("serve", "fake", *FREE)
