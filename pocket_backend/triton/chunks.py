@@ -93,7 +93,11 @@ class IncrementSum:
 
 
 class ChunkWriter:
-    """Writes one stream's increments; builds only the outputs that were requested."""
+    """Writes one stream's increments; builds only the outputs that were requested.
+
+    Making a tensor costs more than anything else here, so those that are the same in most responses
+    are made once per stream and sent again.
+    """
 
     def __init__(
         self,
@@ -106,36 +110,50 @@ class ChunkWriter:
         self._pb = pb_utils
         self._requested = requested or frozenset(name for name, _, _ in OUTPUTS)
         self._sent = 0
-        self._constant = [
-            tensor
-            for name, tensor in (
-                ("stream_key", codec.text(pb_utils, "stream_key", stream_key)),
-                ("num_input_tokens", codec.uint32(pb_utils, "num_input_tokens", prompt_tokens)),
-                (
-                    "skip_special_tokens",
-                    codec.boolean(pb_utils, "skip_special_tokens", skip_special_tokens),
-                ),
-            )
-            if name in self._requested
-        ]
+        self._constant = self._wanted(
+            codec.text(pb_utils, "stream_key", stream_key),
+            codec.uint32(pb_utils, "num_input_tokens", prompt_tokens),
+            codec.boolean(pb_utils, "skip_special_tokens", skip_special_tokens),
+        )
+        self._open = self._wanted(*self._state(""), codec.text(pb_utils, "error", ""))
+        """Outputs that only the last response changes."""
+        self._no_context = self._wanted(codec.int32(pb_utils, "context_ids", ()))
 
     def response(self, increment: Increment) -> Any:
         """``num_output_tokens`` counts all tokens sent so far, this increment's included."""
         pb = self._pb
         self._sent += len(increment.token_ids)
-        tensors = list(self._constant)
-        tensors += [
-            codec.int32(pb, name, getattr(increment, name))
-            for name in ("token_ids", "context_ids", "text_range")
-            if name in self._requested
+        tensors = [
+            *self._constant,
+            *self._wanted(
+                codec.int32(pb, "token_ids", increment.token_ids),
+                codec.int32(pb, "text_range", increment.text_range),
+                codec.uint32(pb, "num_output_tokens", self._sent),
+            ),
         ]
-        tensors += [
-            codec.text(pb, name, getattr(increment, name))
-            for name in ("finish_reason", "stop_reason", "error")
-            if name in self._requested
-        ]
-        if "num_output_tokens" in self._requested:
-            tensors.append(codec.uint32(pb, "num_output_tokens", self._sent))
-        if "num_cached_tokens" in self._requested:
-            tensors.append(codec.uint32(pb, "num_cached_tokens", increment.cached_tokens))
+        if increment.context_ids:
+            tensors += self._wanted(codec.int32(pb, "context_ids", increment.context_ids))
+        else:
+            tensors += self._no_context
+        if increment.finish_reason or increment.error:
+            tensors += self._wanted(
+                *self._state(
+                    increment.finish_reason, increment.stop_reason, increment.cached_tokens
+                ),
+                codec.text(pb, "error", increment.error),
+            )
+        else:
+            tensors += self._open
         return pb.InferenceResponse(tensors)
+
+    def _state(
+        self, finish_reason: str, stop_reason: str = "", cached_tokens: int = 0
+    ) -> list[Any]:
+        return [
+            codec.text(self._pb, "finish_reason", finish_reason),
+            codec.text(self._pb, "stop_reason", stop_reason),
+            codec.uint32(self._pb, "num_cached_tokens", cached_tokens),
+        ]
+
+    def _wanted(self, *tensors: Any) -> list[Any]:
+        return [tensor for tensor in tensors if tensor.name() in self._requested]
