@@ -10,13 +10,14 @@ from typing import Self, Unpack
 
 from pocket_client.cancelling import (
     CALL_SECONDS,
+    DRAIN_SECONDS,
     cancel_message,
     cancelled_count,
     ends_alone,
     read_control,
     waits,
 )
-from pocket_client.errors import PocketClientError, ServerError
+from pocket_client.errors import PocketClientError, RequestCancelledError, ServerError
 from pocket_client.options import (
     DETOKENIZER,
     GENERATOR,
@@ -59,7 +60,7 @@ class AsyncClient:
             from pocket_client.http_async import AsyncHttpTransport
 
             self._transport = AsyncHttpTransport(parsed)
-        self._cancels: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -187,8 +188,8 @@ class AsyncClient:
     async def aclose(self) -> None:
         """Cancel what is still under way (bounded) and close the channel. Idempotent."""
         self._closed = True
-        if self._cancels:
-            _, late = await asyncio.wait(self._cancels, timeout=CALL_SECONDS)
+        if self._leaving:
+            _, late = await asyncio.wait(self._leaving, timeout=CALL_SECONDS)
             for task in late:
                 task.cancel()
         await self._transport.aclose()
@@ -199,26 +200,45 @@ class AsyncClient:
                 pass
             return stream.completion
 
-    def _cancel_later(self, request_id: str, received: bool) -> None:
-        """Cancel by id in a task of our own: the caller's task may be the one that is cancelled."""
-        if self._closed:
+    def _leave(self, chunks: AsyncChunkStream, cancel_id: str | None, *, received: bool) -> None:
+        """Let go of a stream before its end, cancelling its request by ``cancel_id`` if given.
+
+        In a task of our own: the caller's task may be the one that is cancelled.
+        """
+        must_drain = chunks.leave()
+        if not must_drain and cancel_id is None:
             return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # a stream collected after its loop ended
+            loop = None
+        if loop is None or self._closed:
+            chunks.cancel()
             return
-        task = loop.create_task(self._cancel_until_found(request_id, received))
-        self._cancels.add(task)
-        task.add_done_callback(self._cancels.discard)
+        task = loop.create_task(self._end_abandoned(chunks, cancel_id, received, must_drain))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _end_abandoned(
+        self, chunks: AsyncChunkStream, cancel_id: str | None, received: bool, must_drain: bool
+    ) -> None:
+        try:
+            if cancel_id is not None:
+                with contextlib.suppress(PocketClientError):
+                    await self._cancel_until_found(cancel_id, received)
+            if must_drain:
+                await chunks.drain(DRAIN_SECONDS)
+        except asyncio.CancelledError:
+            chunks.cancel()
+            raise
 
     async def _cancel_until_found(self, request_id: str, received: bool) -> None:
-        with contextlib.suppress(PocketClientError):
+        if await self.cancel(request_id):
+            return
+        for wait in waits(received):
+            await asyncio.sleep(wait)
             if await self.cancel(request_id):
                 return
-            for wait in waits(received):
-                await asyncio.sleep(wait)
-                if await self.cancel(request_id):
-                    return
 
 
 class AsyncStream(AsyncIterator[Chunk]):
@@ -283,6 +303,8 @@ class AsyncStream(AsyncIterator[Chunk]):
             except asyncio.CancelledError:
                 self._end(cancel=True)
                 raise
+            if self._ended:  # closed by another task meanwhile
+                raise RequestCancelledError("the request was cancelled")
             self._attempts.received = True
             self._completion = self._collector.add(chunk)
             return chunk
@@ -292,6 +314,8 @@ class AsyncStream(AsyncIterator[Chunk]):
         if wait is None:
             self._end(cancel=not ends_alone(error))
             raise error
+        if self._chunks is not None:
+            self._client._leave(self._chunks, None, received=False)
         await asyncio.sleep(wait)
         try:
             self._chunks = self._client._transport.open(self._request, self._attempts.remaining())
@@ -308,9 +332,8 @@ class AsyncStream(AsyncIterator[Chunk]):
             return
         self._ended = True
         if self._chunks is not None:
-            self._chunks.cancel()
-            if cancel:
-                self._client._cancel_later(self.request_id, self._attempts.received)
+            name = self.request_id if cancel else None
+            self._client._leave(self._chunks, name, received=self._attempts.received)
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):

@@ -2,7 +2,8 @@
 
 Triton tells a running ensemble late or never that a client is gone: the next chunk has to meet the
 cancelled stream, and a request that waits or prefills has no next chunk yet. So an abandoned
-request is cancelled by its id, too, through the generator's ``control`` input.
+request is cancelled by its id, through the generator's ``control`` input. That also ends its
+stream; cancelling a gRPC stream itself is the last resort (``transport.ChunkStream`` says why).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pocket_client.errors import (
 from pocket_client.transport import OutputValue, TensorValue
 
 CALL_SECONDS = 2.0
+DRAIN_SECONDS = 1.0
+"""How long an abandoned gRPC stream may take to end once its request was cancelled by id."""
 _WAITS = (0.05, 0.2, 0.8)
 """Between attempts: a request that is still being tokenized is not known to the generator yet."""
 

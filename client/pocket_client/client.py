@@ -12,13 +12,14 @@ from typing import Self, Unpack
 
 from pocket_client.cancelling import (
     CALL_SECONDS,
+    DRAIN_SECONDS,
     cancel_message,
     cancelled_count,
     ends_alone,
     read_control,
     waits,
 )
-from pocket_client.errors import PocketClientError, ServerError
+from pocket_client.errors import PocketClientError, RequestCancelledError, ServerError
 from pocket_client.options import (
     DETOKENIZER,
     GENERATOR,
@@ -66,7 +67,7 @@ class Client:
 
             self._transport = HttpTransport(parsed)
         self._lock = threading.RLock()  # a stream may be collected while it is held
-        self._cancels: ThreadPoolExecutor | None = None
+        self._leaving: ThreadPoolExecutor | None = None
         self._closing = threading.Event()
 
     def __enter__(self) -> Self:
@@ -196,9 +197,9 @@ class Client:
         """Cancel what is still under way (bounded) and close the channel. Idempotent."""
         with self._lock:
             self._closing.set()
-            cancels = self._cancels
-        if cancels is not None:
-            cancels.shutdown(wait=True)
+            leaving = self._leaving
+        if leaving is not None:
+            leaving.shutdown(wait=True)
         self._transport.close()
 
     def _limit(self, timeout: float | None) -> float | None:
@@ -210,23 +211,38 @@ class Client:
                 pass
             return stream.completion
 
-    def _cancel_later(self, request_id: str, received: bool) -> None:
-        """Cancel by id on a thread of our own: callers only wanted to leave."""
+    def _leave(self, chunks: ChunkStream, cancel_id: str | None, *, received: bool) -> None:
+        """Let go of a stream before its end, cancelling its request by ``cancel_id`` if given.
+
+        On a thread of our own: callers only want to leave.
+        """
+        must_drain = chunks.leave()
+        if not must_drain and cancel_id is None:
+            return
         with self._lock:
             if self._closing.is_set():
+                chunks.cancel()
                 return
-            if self._cancels is None:
-                self._cancels = ThreadPoolExecutor(4, "pocket-client-cancel")
-            self._cancels.submit(self._cancel_until_found, request_id, received)
+            if self._leaving is None:
+                self._leaving = ThreadPoolExecutor(4, "pocket-client-leave")
+            self._leaving.submit(self._end_abandoned, chunks, cancel_id, received, must_drain)
+
+    def _end_abandoned(
+        self, chunks: ChunkStream, cancel_id: str | None, received: bool, must_drain: bool
+    ) -> None:
+        if cancel_id is not None:
+            with contextlib.suppress(PocketClientError):
+                self._cancel_until_found(cancel_id, received)
+        if must_drain:
+            chunks.drain(DRAIN_SECONDS)
 
     def _cancel_until_found(self, request_id: str, received: bool) -> None:
-        with contextlib.suppress(PocketClientError):
-            if self.cancel(request_id):
+        if self.cancel(request_id):
+            return
+        for wait in waits(received):
+            last = self._closing.wait(wait)
+            if self.cancel(request_id) or last:
                 return
-            for wait in waits(received):
-                last = self._closing.wait(wait)
-                if self.cancel(request_id) or last:
-                    return
 
 
 class Stream(Iterator[Chunk]):
@@ -288,6 +304,8 @@ class Stream(Iterator[Chunk]):
             except PocketClientError as error:
                 self._reopen_or_raise(error)
                 continue
+            if self._ended:  # closed by another thread meanwhile
+                raise RequestCancelledError("the request was cancelled")
             self._attempts.received = True
             self._completion = self._collector.add(chunk)
             return chunk
@@ -297,6 +315,8 @@ class Stream(Iterator[Chunk]):
         if wait is None:
             self._end(cancel=not ends_alone(error))
             raise error
+        if self._chunks is not None:
+            self._client._leave(self._chunks, None, received=False)
         time.sleep(wait)
         try:
             self._chunks = self._client._transport.open(self._request, self._attempts.remaining())
@@ -313,9 +333,8 @@ class Stream(Iterator[Chunk]):
             return
         self._ended = True
         if self._chunks is not None:
-            self._chunks.cancel()
-            if cancel:
-                self._client._cancel_later(self.request_id, self._attempts.received)
+            name = self.request_id if cancel else None
+            self._client._leave(self._chunks, name, received=self._attempts.received)
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):

@@ -10,7 +10,12 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2_grpc
 
-from pocket_client.errors import RequestCancelledError, ServerError, UnavailableError
+from pocket_client.errors import (
+    PocketClientError,
+    RequestCancelledError,
+    ServerError,
+    UnavailableError,
+)
 from pocket_client.options import GenerationRequest
 from pocket_client.results import Chunk
 from pocket_client.transport import DEADLINE_GRACE, Address, OutputValue, TensorValue
@@ -42,14 +47,19 @@ class AsyncGrpcTransport:
     ) -> OutputValue:
         responses = self._start(call_message(model, inputs, output), timeout, ())
         found: OutputValue | None = None
+        problem: PocketClientError | None = None
         try:
+            # To the end, also after an error: see ChunkStream.
             while (response := await responses.read()) is not grpc.aio.EOF:
-                value = read_output(response, output)
-                found = value if found is None else found
+                try:
+                    value = read_output(response, output)
+                    found = value if found is None else found
+                except PocketClientError as error:
+                    problem = error
         except grpc.aio.AioRpcError as error:
             raise rpc_error(error) from None
-        finally:
-            responses.cancel()
+        if problem is not None:
+            raise problem
         if found is None:
             raise ServerError(f"model {model} sent no response")
         return found
@@ -82,35 +92,58 @@ class AsyncGrpcChunkStream:
     def __init__(self, request: GenerationRequest, responses: Any) -> None:
         self._request = request
         self._responses = responses
+        self._reading: asyncio.Task[Any] | None = None
+        """The read under way. A task, since grpc.aio cancels the stream when a reader is cancelled,
+        and since ``drain`` may meet a reader that still waits."""
         self._finished = False
-        self._cancelled = False
+        self._over = False
+        """The RPC has ended."""
 
     async def __anext__(self) -> Chunk:
-        try:
-            while (response := await self._responses.read()) is not grpc.aio.EOF:
-                chunk = read_chunk(response, self._request)
-                if chunk is not None:
-                    self._finished = chunk.finish_reason is not None
-                    return chunk
-        except grpc.aio.AioRpcError as error:
-            raise rpc_error(error) from None
-        except asyncio.CancelledError:
-            # grpc.aio raises it, too, for a call that `cancel` ended, whoever is waiting.
-            if self._cancelled and not _being_cancelled():
-                raise RequestCancelledError("the request was cancelled") from None
-            raise
+        while (response := await self._read()) is not grpc.aio.EOF:
+            chunk = read_chunk(response, self._request)
+            if chunk is not None:
+                self._finished = chunk.finish_reason is not None
+                return chunk
         if not self._finished:
             raise ended_early()
         raise StopAsyncIteration
 
+    async def _read(self) -> Any:
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._responses.read())
+        reading = self._reading
+        try:
+            response = await asyncio.shield(reading)
+        except grpc.aio.AioRpcError as error:
+            self._over = True
+            raise rpc_error(error) from None
+        except asyncio.CancelledError:
+            if not reading.cancelled():
+                raise  # only this reader was cancelled
+            self._over = True
+            raise RequestCancelledError("the request was cancelled") from None
+        if self._reading is reading:
+            self._reading = None
+        self._over = response is grpc.aio.EOF
+        return response
+
+    def leave(self) -> bool:
+        return not self._over
+
+    async def drain(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while await self._read() is not grpc.aio.EOF:
+                    pass
+        except (TimeoutError, PocketClientError):
+            pass
+        finally:
+            if not self._over:
+                self._responses.cancel()
+
     def cancel(self) -> None:
-        self._cancelled = True
         self._responses.cancel()
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _once(message: Any) -> AsyncIterator[Any]:

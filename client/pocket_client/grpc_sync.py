@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from pocket_client.errors import ServerError, UnavailableError
+from pocket_client.errors import PocketClientError, ServerError, UnavailableError
 from pocket_client.options import GenerationRequest
 from pocket_client.results import Chunk
 from pocket_client.transport import DEADLINE_GRACE, Address, OutputValue, TensorValue
@@ -43,14 +44,18 @@ class GrpcTransport:
     ) -> OutputValue:
         responses = self._start(call_message(model, inputs, output), timeout, ())
         found: OutputValue | None = None
+        problem: PocketClientError | None = None
         try:
-            for response in responses:
-                value = read_output(response, output)
-                found = value if found is None else found
+            for response in responses:  # to the end, also after an error: see ChunkStream
+                try:
+                    value = read_output(response, output)
+                    found = value if found is None else found
+                except PocketClientError as error:
+                    problem = error
         except grpc.RpcError as error:
             raise rpc_error(error) from None
-        finally:
-            responses.cancel()
+        if problem is not None:
+            raise problem
         if found is None:
             raise ServerError(f"model {model} sent no response")
         return found
@@ -73,6 +78,8 @@ class GrpcChunkStream:
         self._request = request
         self._responses = responses
         self._finished = False
+        self._over = False
+        """The RPC has ended."""
 
     def __next__(self) -> Chunk:
         try:
@@ -82,10 +89,27 @@ class GrpcChunkStream:
                     self._finished = chunk.finish_reason is not None
                     return chunk
         except grpc.RpcError as error:
+            self._over = True
             raise rpc_error(error) from None
+        self._over = True
         if not self._finished:
             raise ended_early()
         raise StopIteration
+
+    def leave(self) -> bool:
+        return not self._over
+
+    def drain(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._responses.cancel)
+        timer.start()
+        try:
+            for _ in self._responses:
+                pass
+        except grpc.RpcError:
+            pass
+        finally:
+            timer.cancel()
+        self._over = True
 
     def cancel(self) -> None:
         self._responses.cancel()

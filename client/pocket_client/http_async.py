@@ -218,5 +218,12 @@ class AsyncHttpChunkStream:
         self._finished = chunk.finish_reason is not None
         return chunk
 
+    def leave(self) -> bool:
+        self._exchange.close()
+        return False
+
+    async def drain(self, seconds: float) -> None:
+        pass
+
     def cancel(self) -> None:
         self._exchange.close()

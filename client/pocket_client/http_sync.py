@@ -105,6 +105,8 @@ class _Exchange:
             data = self._response.read(MAX_LINE + 1)
         if len(data) > MAX_LINE:
             raise ServerError("the server sent a response without end")
+        if self._response.length:  # of what was announced, so much never came
+            raise UnavailableError("the server ended its response early")
         return data
 
     def read_line(self) -> bytes:
@@ -186,6 +188,13 @@ class HttpChunkStream:
         chunk = chunk_of(value, self._request)
         self._finished = chunk.finish_reason is not None
         return chunk
+
+    def leave(self) -> bool:
+        self._exchange.close()
+        return False
+
+    def drain(self, seconds: float) -> None:
+        pass
 
     def cancel(self) -> None:
         self._exchange.close()

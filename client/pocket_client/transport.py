@@ -20,18 +20,35 @@ timeout, says better what happened."""
 
 
 class ChunkStream(Protocol):
-    """One request's answer. Single consumer; ``cancel`` may come from any thread."""
+    """One request's answer. Single consumer; the other methods may be called from any thread.
+
+    Whoever stops before the end calls ``leave``, and then ``drain`` if that says so. A gRPC stream
+    is not simply cancelled: Triton 2.51 keeps a request for ever, and with it its model, when the
+    cancellation meets a stream that has just been answered.
+    """
 
     def __next__(self) -> Chunk:
         """Raises StopIteration after the last chunk, PocketClientError otherwise."""
 
+    def leave(self) -> bool:
+        """Stop reading, without waiting; whether ``drain`` has to follow. Idempotent."""
+
+    def drain(self, seconds: float) -> None:
+        """Read to the end, which the owner has caused; after ``seconds``, cancel the stream."""
+
     def cancel(self) -> None:
-        """Stop reading and tell the server; idempotent."""
+        """The last resort of an owner that cannot wait."""
 
 
 class AsyncChunkStream(Protocol):
+    """As ``ChunkStream``."""
+
     async def __anext__(self) -> Chunk:
         """Raises StopAsyncIteration after the last chunk, PocketClientError otherwise."""
+
+    def leave(self) -> bool: ...
+
+    async def drain(self, seconds: float) -> None: ...
 
     def cancel(self) -> None: ...
 

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -51,6 +51,13 @@ class RunningGateway:
     def metric(self, name: str, **labels: str) -> float:
         value = self.app.state.service.metrics.registry.get_sample_value(name, labels)
         return 0.0 if value is None else value
+
+
+def eventually(condition: Callable[[], bool], what: str = "") -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what or condition}"
+        time.sleep(0.005)
 
 
 @dataclass
@@ -129,8 +136,3 @@ def read_until(connection: socket.socket, text: bytes) -> bytes:
         assert data, f"closed before {text!r}: {received!r}"
         received += data
     return received
-
-
-def running(settings: GatewaySettings) -> Iterator[RunningGateway]:
-    with RunningGateway(settings) as gateway:
-        yield gateway

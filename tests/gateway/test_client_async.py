@@ -201,7 +201,7 @@ def test_closing_the_client_is_bounded_and_final(upstream: FakeUpstream) -> None
             await client.generate("x")
 
     asyncio.run(main())
-    assert {received.id for received in upstream.received} == set(upstream.cancelled_ids)
+    assert {received.id for received in upstream.received} <= set(upstream.cancelled_ids)
 
 
 def test_t11_one_channel_carries_many_streams(upstream: FakeUpstream) -> None:

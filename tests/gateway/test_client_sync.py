@@ -148,6 +148,7 @@ def test_error_texts_become_types(
 ) -> None:
     upstream.script = failing(("error", message))
     with Client(upstream.address, retry=RetryPolicy(attempts=1)) as client:
+        ids = []
         for call in (client.generate, lambda prompt: list(client.stream(prompt))):
             with pytest.raises(PocketClientError) as caught:
                 call("x")
@@ -155,7 +156,8 @@ def test_error_texts_become_types(
             assert getattr(caught.value, "field", None) == field
             assert "in ensemble" not in str(caught.value)
             assert "request 'a'" not in str(caught.value)
-    assert not upstream.cancelled_ids  # the server itself ended it
+            ids.append(upstream.received[-1].id)
+    assert not {*ids} & {*upstream.cancelled_ids}  # the server itself ended them
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_leaving_cancels(client: Client, upstream: FakeUpstream, leave: object) 
     leave(client)  # type: ignore[operator]
     (received,) = upstream.wait_for_requests(1)
     upstream.wait_for(received.over.is_set, "the RPC is cancelled")
-    upstream.wait_for(lambda: upstream.cancelled_ids == [received.id], "cancelled by id")
+    upstream.wait_for(lambda: received.id in upstream.cancelled_ids, "cancelled by id")
 
 
 def test_before_the_first_chunk_only_the_id_helps(client: Client, upstream: FakeUpstream) -> None:
@@ -353,7 +355,7 @@ def test_close_sends_pending_cancels(upstream: FakeUpstream) -> None:
             next(stream)
         for stream in streams:
             stream.close()
-    assert sorted(set(upstream.cancelled_ids)) == ["r0", "r1", "r2", "r3"]
+    assert {"r0", "r1", "r2", "r3"} <= set(upstream.cancelled_ids)
     with pytest.raises(UnavailableError, match="closed"):
         client.generate("x")
 

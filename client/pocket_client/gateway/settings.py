@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pocket_client.gateway.auth import ApiKeys
 from pocket_client.options import ENSEMBLE
+from pocket_client.transport import parse_address
 
 MAX_CHOICES = 128
 
@@ -37,6 +38,7 @@ class GatewaySettings:
     could otherwise reach this server by pointing its own name at it."""
 
     def __post_init__(self) -> None:
+        parse_address(self.upstream)
         for name in ("request_timeout", "body_seconds", "ready_timeout"):
             if not 0 < getattr(self, name) <= 86_400:
                 raise ValueError(
