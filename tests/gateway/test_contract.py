@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -240,6 +241,41 @@ def test_cancelling_tasks_frees_their_slots(address: str, server: TritonServer) 
     asyncio.run(main())
     with Client(server.grpc_address) as observer:
         wait_until_idle(observer, 2.0)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_t7_models_unload_after_streams_were_left(server: TritonServer, chunks: int) -> None:
+    """Triton 2.51 leaks a request, and its model, when a gRPC stream is cancelled as it ends."""
+    with Client(server.grpc_address) as client:
+        for _ in range(10):
+            stream = client.stream("x", max_tokens=3, ignore_eos=True)
+            for _ in range(chunks):
+                next(stream)
+            stream.close()
+        with pytest.raises(DeadlineExceededError):
+            client.generate("x", timeout=0.05, **LONG)  # type: ignore[arg-type]
+    repository(server, "models/pocketllm/unload")
+    deadline = time.monotonic() + 5
+    while (state := model_state(server)) != "UNAVAILABLE":
+        assert time.monotonic() < deadline, state
+        time.sleep(0.02)
+    repository(server, "models/pocketllm/load")
+    assert model_state(server) == "READY"
+
+
+def repository(server: TritonServer, action: str) -> Any:
+    request = urllib.request.Request(
+        f"{server.http_url}/v2/repository/{action}",
+        data=b"{}",
+        headers={"pocketllm-admin": server.admin_key},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read() or b"null")
+
+
+def model_state(server: TritonServer) -> str:
+    models = repository(server, "index")
+    return str(next(m for m in models if m["name"] == "pocketllm").get("state"))
 
 
 def test_cancel_by_id(client: Client) -> None:
