@@ -235,7 +235,9 @@ class TritonServer:
         libraries = [*map(str, installation.library_dirs), *map(str, libpython_dirs)]
         environment["LD_LIBRARY_PATH"] = _join_paths(libraries, environment.get("LD_LIBRARY_PATH"))
         # An embedded interpreter takes its prefix from the `python3` that it finds on PATH.
-        environment["PATH"] = _join_paths([str(Path(sys.executable).parent)], environment["PATH"])
+        environment["PATH"] = _join_paths(
+            [str(Path(sys.executable).parent)], environment.get("PATH")
+        )
         environment["PYTHONPATH"] = _join_paths(
             [str(Path(pocket_backend.__file__).parent.parent), sysconfig.get_path("purelib")],
             environment.get("PYTHONPATH"),

@@ -6,6 +6,8 @@ import re
 
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<text>.+)")
 _SEVERE = re.compile(r"^[EF]\d{4} ")
+_NOISE = re.compile(r"CudaDriverHelper|CUDA driver version")
+"""Errors that every machine without a GPU logs."""
 _MAX_LINES = 20
 
 
@@ -30,6 +32,6 @@ def clean_message(text: str) -> str:
 
 def failure_lines(log: str) -> str:
     """Errors of the log, else its last lines; at most ``_MAX_LINES``."""
-    lines = [line for line in log.splitlines() if line.strip()]
+    lines = [line for line in log.splitlines() if line.strip() and not _NOISE.search(line)]
     severe = [line for line in lines if _SEVERE.match(line)]
     return "\n".join((severe or lines)[-_MAX_LINES:])
