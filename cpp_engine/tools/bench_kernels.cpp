@@ -214,6 +214,10 @@ void bench_attention(const Options& options, const KernelTable& kernels, Results
       const double flops = 4.0 * static_cast<double>(c.rows * kGroup * kHeadDim * c.context);
       const auto repeats = std::max<std::size_t>(3, static_cast<std::size_t>(2e8 / flops));
       for (std::size_t round = 0; round < options.rounds; ++round) {
+        double peak_flops = 0;
+        const double peak_time = seconds([&] { peak_flops = fma_operations(50'000); });
+        results.add("peak", "fma_one_thread_gigaflops_per_second", "GFLOP/s",
+                    peak_flops / peak_time / 1e9, 1);
         const double time = seconds([&] {
                               for (std::size_t i = 0; i < repeats; ++i) {
                                 kernels.attention(type, tile);
@@ -224,8 +228,7 @@ void bench_attention(const Options& options, const KernelTable& kernels, Results
         results.add(workload, "gigaflops_per_second", "GFLOP/s", flops / time / 1e9, 1);
       }
       const double rate = results.figure(workload, "gigaflops_per_second");
-      const double peak =
-          results.figure("peak", "fma_gigaflops_per_second") / static_cast<double>(options.threads);
+      const double peak = results.figure("peak", "fma_one_thread_gigaflops_per_second");
       std::printf("%-34s %12.2f %10.1f %6.0f%%\n", workload.c_str(),
                   results.figure(workload, "call_seconds") * 1e6, rate,
                   peak > 0 ? 100 * rate / peak : 0.0);
