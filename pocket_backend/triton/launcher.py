@@ -132,7 +132,7 @@ class TritonServer:
         check_model_file(self.options.model)
         installation = find_triton()
         libpython_dirs = find_libpython_dirs()
-        clean_stale_servers()
+        remove_stale_servers()
         check_free_space()
         self.ports = resolve(self.options.ports, self.options.host)
         try:
@@ -295,6 +295,14 @@ class TritonServer:
         if path is None or not path.exists():
             return ""
         return path.read_bytes().decode(errors="replace")
+
+
+def remove_stale_servers() -> None:
+    """Remove processes, shared memory and runtime directories of servers that were killed together
+    with their guardians."""
+    for server_id in clean_stale_servers():
+        for directory in Path(tempfile.gettempdir()).glob(f"pocketllm-{server_id}-*"):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def build_backend_directory(installation: TritonInstallation, runtime_dir: Path) -> Path:
