@@ -30,14 +30,15 @@ from perf.records import Record, write_records
 from perf.simulation.cost import CostModel
 from perf.simulation.replay import Outcome, Replay, Server
 from perf.simulation.summary import Objective, records, summarise, table
-from perf.simulation.synthetic import Workload, generate
+from perf.simulation.synthetic import MIXES, Workload, generate
 from perf.simulation.trace import TraceRequest, deal, read_trace, write_trace
+from pocket_backend.api import ConfigurationError
 from pocket_backend.core import SchedulerConfig
 
 DEFAULT_COST = "3014,377.5,565.5,0.5203"
 """Microseconds. From ``--fit`` with SmolLM2-135M Q4_1 on 2 threads of an AMD EPYC (family 25, model
 17), best of 9 rounds while other work kept the cores busy; median error of a step 13 %."""
-DEFAULT_RATE = 1.5
+DEFAULT_RATE = 1.2
 """Keeps a server of the default cost busy nine tenths of the time."""
 _COLLECT_EVERY = 200_000
 """Allocations between two garbage collections: almost nothing here is cyclic."""
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         chosen = variants(options.policy, options.set)
         source = Source(
             options.trace,
-            Workload(options.rate, max_tokens=min(8192, options.context)),
+            Workload(options.rate, max_tokens=min(8192, options.context), mix=options.workload),
             options.requests,
             options.servers or (1 if options.trace else min(8, options.requests)),
             options.seed,
@@ -89,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
             traces = [source.trace(i) for i in range(source.servers)]
             write_trace(options.write_trace, itertools.chain.from_iterable(traces))
         kinds = [[r.kind for r in source.trace(i)] for i in range(source.servers)]
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ConfigurationError) as error:
         parser.error(str(error))
     objective = Objective(options.slo_ttft, options.slo_per_token)
     began = time.perf_counter()
@@ -101,7 +102,9 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     print(table(summaries))
     total = sum(len(k) for k in kinds)
-    what = options.trace.name if options.trace else f"synthetic, {options.rate:g} requests/s"
+    what = (
+        options.trace.name if options.trace else f"{options.workload}, {options.rate:g} requests/s"
+    )
     footer = (
         f"{total:,} requests per variant ({what}, seed {options.seed}) on {source.servers} "
         f"simulated servers of {server.slots} slots, {server.kv_tokens:,} KV tokens, "
@@ -133,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--requests", type=_positive, default=100_000, help="of the synthetic trace, per variant")
+    add("--workload", default="mixed", choices=MIXES, help="kind of the synthetic trace")
     add("--rate", type=float, default=DEFAULT_RATE, help="requests per second of one server")
     add("--servers", type=_positive, help="independent servers (8; 1 for a trace file)")
     add("--policy", default="fcfs,priority,lpm", help="comma list")

@@ -75,15 +75,25 @@ DEFAULT_KINDS = (
     ),
 )
 
+BURST_SIZE = 16
+BURST_PREFIX_TOKENS = 1024
+BURST_OWN_TOKENS = 32
+BURST_OUTPUT = Lengths(mean=32, sigma=0.5, high=128)
+MIXES = ("mixed", "bursts")
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``rate``: requests (all turns) per second of one server. ``max_tokens``: a session ends
+    """``mix``: ``mixed`` is the kinds; ``bursts`` are 16 requests at once that share a prefix which
+    nobody sent before (workload C of the benchmarks), bursts arriving as a Poisson process.
+
+    ``rate``: requests (all turns) per second of one server. ``max_tokens``: a session ends
     before a turn whose prompt and output would be longer, and single requests are cut to it."""
 
     rate: float
     kinds: tuple[Kind, ...] = field(default=DEFAULT_KINDS)
     max_tokens: int = 8192
+    mix: str = "mixed"
 
 
 def generate(workload: Workload, requests: int, seed: int, server: int = 0) -> list[TraceRequest]:
@@ -94,7 +104,11 @@ def generate(workload: Workload, requests: int, seed: int, server: int = 0) -> l
     """
     if requests < 1 or not workload.rate > 0:
         raise ValueError("requests and rate must be above 0")
+    if workload.mix not in MIXES:
+        raise ValueError(f"workload: got {workload.mix!r}; must be one of {', '.join(MIXES)}")
     random = np.random.default_rng([seed, server])
+    if workload.mix == "bursts":
+        return _bursts(workload, requests, random)
     kinds = workload.kinds
     shares = np.array([kind.share for kind in kinds])
     shares = shares / shares.sum()
@@ -139,3 +153,20 @@ def generate(workload: Workload, requests: int, seed: int, server: int = 0) -> l
             if len(made) == requests:
                 return made
     raise AssertionError("every session has at least one turn")
+
+
+def _bursts(workload: Workload, requests: int, random: np.random.Generator) -> list[TraceRequest]:
+    bursts = -(-requests // BURST_SIZE)
+    starts = np.cumsum(random.exponential(BURST_SIZE / workload.rate, bursts))
+    outputs = BURST_OUTPUT.draw(random, requests)
+    return [
+        TraceRequest(
+            arrival_seconds=float(starts[index // BURST_SIZE]),
+            prompt_tokens=BURST_OWN_TOKENS,
+            output_tokens=int(outputs[index]),
+            kind="burst",
+            prefix=f"burst-{index // BURST_SIZE}",
+            prefix_tokens=BURST_PREFIX_TOKENS,
+        )
+        for index in range(requests)
+    ]

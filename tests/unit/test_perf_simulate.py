@@ -237,6 +237,15 @@ def test_synthetic_trace_has_the_stated_distributions() -> None:
     assert max(totals.values()) <= 8192
 
 
+def test_bursts_share_a_prefix_that_waiting_lets_them_compute_once() -> None:
+    trace = generate(Workload(rate=1.0, mix="bursts"), 64, seed=0)
+    assert len({r.arrival_seconds for r in trace}) == len({r.prefix for r in trace}) == 4
+    server = Server(COST)
+    waiting, hasty = replay(trace, server), replay(trace, server, prefix_wait_steps=0)
+    assert waiting.prefix_hit_tokens == 4 * 15 * 1024
+    assert hasty.computed_tokens > 2 * waiting.computed_tokens
+
+
 # -- figures --------------------------------------------------------------------------------------
 
 
