@@ -11,6 +11,7 @@ import json
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,6 +211,14 @@ def test_an_unknown_model(server: TritonServer, monkeypatch: pytest.MonkeyPatch)
         client.generate("x")
 
 
+def test_the_readmes_example_runs(server: TritonServer, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "client" / "README.md").read_text()
+    code = readme.split("```python\n")[1].split("```")[0]
+    assert "127.0.0.1:8001" in code
+    exec(code.replace("127.0.0.1:8001", server.grpc_address), {})  # noqa: S102
+    assert " length 32\n" in capsys.readouterr().out  # 24 bytes of prompt, 8 tokens
+
+
 # --- cancellation -------------------------------------------------------------------------------
 
 
@@ -243,15 +252,18 @@ def test_cancelling_tasks_frees_their_slots(address: str, server: TritonServer) 
         wait_until_idle(observer, 2.0)
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3])
-def test_t7_models_unload_after_streams_were_left(server: TritonServer, chunks: int) -> None:
-    """Triton 2.51 leaks a request, and its model, when a gRPC stream is cancelled as it ends."""
+def test_t7_models_unload_after_streams_were_left(server: TritonServer) -> None:
+    """Triton 2.51 leaks a request, and its model, when a gRPC stream is cancelled as it ends.
+
+    So leave at every moment around the end of a stream, which comes 10 ms after its first chunk.
+    """
     with Client(server.grpc_address) as client:
-        for _ in range(10):
-            stream = client.stream("x", max_tokens=3, ignore_eos=True)
-            for _ in range(chunks):
-                next(stream)
+        for i in range(80):
+            stream = client.stream("x", max_tokens=2, ignore_eos=True)
+            next(stream)
+            time.sleep(0.006 + i * 0.0001)
             stream.close()
+        asyncio.run(leave_around_the_end(server.grpc_address))
         with pytest.raises(DeadlineExceededError):
             client.generate("x", timeout=0.05, **LONG)  # type: ignore[arg-type]
     repository(server, "models/pocketllm/unload")
@@ -261,6 +273,18 @@ def test_t7_models_unload_after_streams_were_left(server: TritonServer, chunks: 
         time.sleep(0.02)
     repository(server, "models/pocketllm/load")
     assert model_state(server) == "READY"
+
+
+async def leave_around_the_end(address: str) -> None:
+    async with AsyncClient(address) as client:
+        for i in range(80):
+            stream = client.stream("x", max_tokens=2, ignore_eos=True)
+            await anext(stream)
+            reader = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0.006 + i * 0.0001)
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            await stream.aclose()
 
 
 def repository(server: TritonServer, action: str) -> Any:

@@ -83,6 +83,22 @@ def test_a_hundred_clients_leave_and_the_others_stay(
         connection.close()
 
 
+def test_a_client_that_stops_reading_is_dropped(
+    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would hold its place for ever; upstream its request ends with the timeout anyway."""
+    monkeypatch.setattr("pocket_client.gateway.generation.STALL_SECONDS", 0.2)
+    upstream.script = lambda _: iter([("chunk", ("x" * 65536, (1,), ""))] * 2000)
+    settings = GatewaySettings(upstream=upstream.address, request_timeout=0.3)
+    with RunningGateway(settings) as gateway:
+        connection = open_request(gateway, "/v1/chat/completions", {**CHAT, "stream": True})
+        upstream.wait_for_requests(1)
+        in_flight = "pocketllm_gateway_generations_in_flight"
+        eventually(lambda: gateway.metric(in_flight) == 1, "it runs")
+        eventually(lambda: gateway.metric(in_flight) == 0, "it is dropped")
+        connection.close()
+
+
 # --- by id --------------------------------------------------------------------------------------
 
 

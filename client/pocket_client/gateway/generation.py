@@ -27,6 +27,8 @@ from pocket_client.results import Chunk, Usage
 
 _log = logging.getLogger("pocket_client.gateway")
 CLIENT_GONE = 499
+STALL_SECONDS = 30.0
+"""How long beyond a request's timeout a client may take to read what is left of its answer."""
 
 
 class GenerationResponse(Response):
@@ -60,17 +62,19 @@ class GenerationResponse(Response):
             await self._fail(send, RequestCancelledError("the request was cancelled"))
 
     async def _race(self, receive: Receive, send: Send, cancel: asyncio.Event) -> str:
-        """``done``, ``gone`` or ``cancelled``; nothing runs any more on return."""
+        """``done``, ``gone`` (the client left, or reads no more) or ``cancelled``; nothing runs any
+        more on return."""
         run = self._stream(send) if self._generation.stream else self._answer(send)
         work = asyncio.create_task(self._guarded(run, send))
         gone = asyncio.create_task(_disconnected(receive))
         cancelled = asyncio.create_task(cancel.wait())
         tasks: set[asyncio.Task[object]] = {work, gone, cancelled}
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            limit = self._service.settings.request_timeout + STALL_SECONDS
+            await asyncio.wait(tasks, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return "done"
-            return "gone" if gone.done() else "cancelled"
+            return "cancelled" if cancelled.done() and not gone.done() else "gone"
         finally:
             for task in tasks:
                 task.cancel()

@@ -120,7 +120,7 @@ class GatewayMiddleware:
             413, f"the body is too large; at most {limit} bytes are accepted", code="body_too_large"
         )
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > limit:
+        if not length.isdecimal() or len(length) > 15 or int(length) > limit:
             raise too_large
         parts, size = [], 0
         try:
