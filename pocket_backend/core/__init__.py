@@ -3,6 +3,7 @@
 | Module | Concept |
 |---|---|
 | ``step`` | the contract with executors: ``ExecuteRequest``, ``ExecuteOutput``, ``MemoryInfo`` |
+| ``swap`` | the contract for a slower tier of KV blocks: ``BlockSwaps`` |
 | ``request`` | one sequence's state: ``ScheduledRequest``, ``RequestStatus``, groups for n > 1 |
 | ``config`` | ``SchedulerConfig`` |
 | ``plan`` | what ``schedule`` and ``update`` return |
@@ -21,8 +22,10 @@ from pocket_backend.core.plan import SchedulerStats, SequenceUpdate, StepPlan
 from pocket_backend.core.request import RequestStatus, ScheduledRequest
 from pocket_backend.core.scheduler import ContinuousBatchScheduler
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo, TokenLogprobs
+from pocket_backend.core.swap import BlockSwaps
 
 __all__ = [
+    "BlockSwaps",
     "ContinuousBatchScheduler",
     "ExecuteOutput",
     "ExecuteRequest",

@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from pocket_backend.api.errors import EngineError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
+    from pocket_backend.core.swap import BlockSwaps
 
 
 class BackendExecutor(ABC):
@@ -36,12 +39,30 @@ class BackendExecutor(ABC):
         """Whether the executor honours ``feature``; unknown names are False.
 
         Names in use: ``batch_mode``, ``prefix_cache``, ``min_p``, ``min_tokens``, ``penalties``,
-        ``logit_bias``, ``logprobs``, ``n``, ``block_copies``, ``swap``, ``tensor_parallel``.
+        ``logit_bias``, ``token_masks`` (bad and allowed token ids), ``logprobs``, ``n``,
+        ``block_copies``, ``swap``, ``tensor_parallel``.
         """
 
     @abstractmethod
     def reset_slot(self, slot_id: int) -> None:
         """Forget the slot's block table (its sequence finished, was preempted or failed)."""
+
+    @property
+    def num_swap_slots(self) -> int:
+        """Places for blocks outside the pool (feature ``swap``, see ``core/swap.py``); 0: none."""
+        return 0
+
+    def swap_blocks(self, swaps: BlockSwaps) -> None:  # noqa: ARG002  (optional hook)
+        """Move blocks out of the pool and back (feature ``swap``).
+
+        Called on the engine thread between two ``execute_model``; the next one sees the moves as
+        done. If it raises, every target of ``swaps`` holds nothing that may be relied on, and the
+        sequences concerned compute their KV again.
+
+        Raises:
+            EngineError: this executor does not swap, or an id is out of range.
+        """
+        raise EngineError(f"{type(self).__name__} does not swap blocks")
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from pocket_backend.api import BackendUnavailableError, ConfigurationError, EngineError
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo, TokenLogprobs
+from pocket_backend.core.swap import BlockSwaps
 from pocket_backend.executors.base import BackendExecutor
 
 _UNWRITTEN = -1
@@ -41,11 +42,15 @@ class FakeOptions:
     delay_seconds: float = 0.0
     """Time that a step takes (the GIL is released)."""
     features: frozenset[str] = DEFAULT_FEATURES
+    num_swap_slots: int = 0
+    """Places for blocks outside the pool; more than 0 adds the feature ``swap``."""
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_slots", "max_context", "max_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}; must be at least 1")
+        if self.num_swap_slots < 0:
+            raise ConfigurationError(f"num_swap_slots: got {self.num_swap_slots}; at least 0")
         if self.vocab_size < 2 or not 0 <= self.eos_token_id < self.vocab_size:
             raise ConfigurationError(
                 f"eos_token_id: got {self.eos_token_id}; must be below vocab_size "
@@ -103,6 +108,7 @@ class FakeExecutor(BackendExecutor):
         o = self.options
         # (position << 32 | token) of what was last written to each place.
         self._kv = np.full((o.num_blocks, o.block_size), _UNWRITTEN, dtype=np.int64)
+        self._swapped = np.full((o.num_swap_slots, o.block_size), _UNWRITTEN, dtype=np.int64)
         self._slots: dict[int, _Slot] = {}
 
     def get_memory_info(self) -> MemoryInfo:
@@ -118,7 +124,24 @@ class FakeExecutor(BackendExecutor):
         )
 
     def supports_feature(self, feature: str) -> bool:
+        if feature == "swap":
+            return self.num_swap_slots > 0
         return feature in self.options.features
+
+    @property
+    def num_swap_slots(self) -> int:
+        return self.options.num_swap_slots
+
+    def swap_blocks(self, swaps: BlockSwaps) -> None:
+        o = self.options
+        moves = [*swaps.out, *((block, place) for place, block in swaps.back)]
+        for block, place in moves:
+            if not (0 <= block < o.num_blocks and 0 <= place < o.num_swap_slots):
+                raise EngineError(f"swap of block {block} and place {place}: out of range")
+        for block, place in swaps.out:
+            self._swapped[place] = self._kv[block]
+        for place, block in swaps.back:
+            self._kv[block] = self._swapped[place]
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
