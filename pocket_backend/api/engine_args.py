@@ -16,7 +16,7 @@ from pocket_backend.api.errors import (
 )
 
 _BACKENDS = ("auto", "cpp", "torch", "fake")
-_KV_DTYPES = ("auto", "f32", "fp16")
+_KV_DTYPES = ("auto", "f32", "fp16", "int8", "int8_per_token_head")
 _PRECISIONS = ("int8", "f32")
 _MAX_BATCH_SIZE = 1024
 _UNSUPPORTED_OPTIONS = frozenset(
