@@ -17,6 +17,7 @@
 #include "bindings.h"
 #include "pocket/base/error.h"
 #include "pocket/runtime/engine.h"
+#include "py_logit_edits.h"
 
 namespace py = pybind11;
 
@@ -60,16 +61,14 @@ class PyEngine {
                  const py::object& table_rows, const py::object& logits_rows,
                  const py::object& temperature, const py::object& top_k, const py::object& top_p,
                  const py::object& min_p, const py::object& seed, const py::object& token_index,
-                 std::size_t sample_vocab, bool logprobs) {
+                 std::size_t sample_vocab, bool logprobs, const py::object& top_logprobs,
+                 const py::object& edits, const py::object& allowed) {
     StepInput input =
         step_input(token_ids, positions, sequence_offsets, block_tables, table_rows, logits_rows);
     input.sample_vocab = sample_vocab;
     const std::size_t rows = input.logits_rows.size();
     const auto column = [rows](auto span, const char* name) {
-      if (span.size() != rows) {
-        throw py::value_error(std::string(name) + ": has " + std::to_string(span.size()) +
-                              " entries; logits_rows has " + std::to_string(rows));
-      }
+      check_rows(span.size(), rows, name);
       return span;
     };
     const auto temperatures = column(view<float>(temperature, "temperature"), "temperature");
@@ -78,33 +77,62 @@ class PyEngine {
     const auto min_ps = column(view<float>(min_p, "min_p"), "min_p");
     const auto seeds = column(view<std::uint64_t>(seed, "seed"), "seed");
     const auto indices = column(view<std::uint64_t>(token_index, "token_index"), "token_index");
+    std::span<const std::int32_t> tops;
+    if (!top_logprobs.is_none()) {
+      tops = column(view<std::int32_t>(top_logprobs, "top_logprobs"), "top_logprobs");
+    }
+    std::vector<const LogitEdits*> row_edits;
+    // Tuples of our own: nobody can drop an entry while the GIL is released.
+    const py::tuple edit_objects = row_objects(edits, rows, "edits");
+    const py::tuple mask_objects = row_objects(allowed, rows, "allowed");
+    const std::vector<PyLogitEdits::Reading> reading = read_edits(edit_objects, row_edits);
+    const std::vector<std::span<const std::int32_t>> masks = row_masks(mask_objects);
 
     py::array_t<std::int32_t> tokens(static_cast<py::ssize_t>(rows));
     py::array_t<float> token_logprobs(static_cast<py::ssize_t>(rows));
     std::int32_t* token = tokens.mutable_data();
     float* logprob = token_logprobs.mutable_data();
+    const auto top_rows = static_cast<py::ssize_t>(tops.size());
+    const auto width = static_cast<py::ssize_t>(kMaxTopLogprobs);
+    py::array_t<std::int32_t> top_tokens({top_rows, width});
+    py::array_t<float> top_values({top_rows, width});
+    std::int32_t* top_token = top_tokens.mutable_data();
+    float* top_value = top_values.mutable_data();
     {
       const py::gil_scoped_release release;
       const std::lock_guard lock(mutex_);
       sampling_.resize(rows);
       sampled_.resize(rows);
+      top_.assign(tops.size() * kMaxTopLogprobs, {.token = -1, .logprob = std::nanf("")});
       for (std::size_t i = 0; i < rows; ++i) {
+        const std::int32_t wanted = tops.empty() ? 0 : tops[i];
         sampling_[i] = {.temperature = temperatures[i],
                         .top_k = top_ks[i],
                         .top_p = top_ps[i],
                         .min_p = min_ps[i],
                         .seed = seeds[i],
                         .token_index = indices[i],
-                        .logprob = logprobs};
+                        .logprob = tops.empty() ? logprobs : wanted >= 0,
+                        .top_logprobs = std::max(wanted, 0),
+                        .edits = row_edits.empty() ? nullptr : row_edits[i],
+                        .allowed = masks.empty() ? std::span<const std::int32_t>{} : masks[i]};
       }
       input.sampling = sampling_;
-      open_engine().step(input, {.sampled = sampled_, .logits = {}});
+      open_engine().step(input, {.sampled = sampled_, .logits = {}, .top = top_});
       for (std::size_t i = 0; i < rows; ++i) {
         token[i] = sampled_[i].token;
         logprob[i] = sampled_[i].logprob;
       }
+      for (std::size_t i = 0; i < top_.size(); ++i) {
+        top_token[i] = top_[i].token;
+        top_value[i] = top_[i].logprob;
+      }
     }
-    return py::make_tuple(std::move(tokens), std::move(token_logprobs));
+    if (top_logprobs.is_none()) {
+      return py::make_tuple(std::move(tokens), std::move(token_logprobs));
+    }
+    return py::make_tuple(std::move(tokens), std::move(token_logprobs), std::move(top_tokens),
+                          std::move(top_values));
   }
 
   py::array_t<float> logits(const py::object& token_ids, const py::object& positions,
@@ -159,6 +187,68 @@ class PyEngine {
     return input;
   }
 
+  static void check_rows(std::size_t entries, std::size_t rows, const char* name) {
+    if (entries != rows) {
+      throw py::value_error(std::string(name) + ": has " + std::to_string(entries) +
+                            " entries; logits_rows has " + std::to_string(rows));
+    }
+  }
+
+  // Empty for None.
+  static py::tuple row_objects(const py::object& list, std::size_t rows, const char* name) {
+    if (list.is_none()) {
+      return py::tuple();
+    }
+    if (!py::isinstance<py::list>(list)) {
+      throw py::type_error(std::string(name) + ": must be a list or None");
+    }
+    py::tuple objects{py::reinterpret_borrow<py::list>(list)};
+    check_rows(objects.size(), rows, name);
+    return objects;
+  }
+
+  // Fills `out` with each row's edits or null.
+  std::vector<PyLogitEdits::Reading> read_edits(const py::tuple& rows,
+                                                std::vector<const LogitEdits*>& out) {
+    std::vector<PyLogitEdits::Reading> reading;
+    if (rows.empty()) {
+      return reading;
+    }
+    const std::size_t vocab = model_vocab();
+    reading.reserve(rows.size());
+    out.assign(rows.size(), nullptr);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i].is_none()) {
+        continue;
+      }
+      if (!py::isinstance<PyLogitEdits>(rows[i])) {
+        throw py::type_error("edits[" + std::to_string(i) + "]: must be LogitEdits or None");
+      }
+      auto& row = py::cast<PyLogitEdits&>(rows[i]);
+      if (row.vocab() != vocab) {
+        throw py::value_error("edits[" + std::to_string(i) + "]: made for " +
+                              std::to_string(row.vocab()) + " ids; the model has " +
+                              std::to_string(vocab));
+      }
+      out[i] = &row.read();
+      reading.emplace_back(row);
+    }
+    return reading;
+  }
+
+  static std::vector<std::span<const std::int32_t>> row_masks(const py::tuple& rows) {
+    std::vector<std::span<const std::int32_t>> masks(rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (!rows[i].is_none()) {
+        masks[i] = view<std::int32_t>(rows[i], "allowed");
+        if (masks[i].empty()) {
+          throw py::value_error("allowed[" + std::to_string(i) + "]: has no words; use None");
+        }
+      }
+    }
+    return masks;
+  }
+
   Engine& open_engine() const {
     if (!engine_) {
       throw Error(ErrorCode::kInvalidArgument, "engine: it has been closed");
@@ -174,6 +264,7 @@ class PyEngine {
   std::unique_ptr<Engine> engine_;
   std::vector<SamplingParams> sampling_;
   std::vector<SampledToken> sampled_;
+  std::vector<TokenLogprob> top_;
 };
 
 py::dict model_info(const ModelInfo& info) {
@@ -221,8 +312,13 @@ sequence_offsets [S + 1] int32; block_tables [tables, blocks per sequence] int32
 int32; logits_rows [R] int32 (token indices to sample from); temperature, top_p, min_p [R] float32;
 top_k [R] int32; seed, token_index [R] uint64. Ids >= sample_vocab (0: none) are never sampled.
 
-Returns (tokens int32 [R], logprobs float32 [R]); a token of -1 marks a row without usable logits.
-logprobs are NaN unless asked for.
+Optional, per row: top_logprobs [R] int32 (-1: no log probability, 0: the chosen token's, 1..20: so
+many alternatives, too); edits, a list of LogitEdits or None; allowed, a list of None or int32 bit
+masks, in which token t is bit t % 32 of word t / 32. Arrays of masks are borrowed for the call.
+
+Returns (tokens int32 [R], logprobs float32 [R]); a token of -1 marks a row without usable logits, -2
+one whose edits and mask leave no token. logprobs are NaN unless asked for. With top_logprobs also
+(ids int32 [R, 20], log probabilities float32 [R, 20]), best first; -1 and NaN where there is none.
 
 Raises TypeError or ValueError naming the argument; InvalidArgument (a ValueError) when the step is
 malformed, before anything has been computed. The GIL is released while computing; calls from
@@ -261,7 +357,9 @@ void bind_engine(py::module_& m) {
            py::arg("positions"), py::arg("sequence_offsets"), py::arg("block_tables"),
            py::arg("table_rows"), py::arg("logits_rows"), py::arg("temperature"), py::arg("top_k"),
            py::arg("top_p"), py::arg("min_p"), py::arg("seed"), py::arg("token_index"),
-           py::arg("sample_vocab") = 0, py::arg("logprobs") = false)
+           py::arg("sample_vocab") = 0, py::arg("logprobs") = false,
+           py::arg("top_logprobs") = py::none(), py::arg("edits") = py::none(),
+           py::arg("allowed") = py::none())
       .def("logits", &PyEngine::logits, kLogitsDoc, py::kw_only(), py::arg("token_ids"),
            py::arg("positions"), py::arg("sequence_offsets"), py::arg("block_tables"),
            py::arg("table_rows"), py::arg("logits_rows"))

@@ -53,6 +53,7 @@ py::dict build_info() {
 PYBIND11_MODULE(pocket_cpp_core, m) {
   m.doc() = "PocketLLM's C++ CPU engine: load a GGUF model, run packed mixed batches.";
   pocket::python::bind_errors(m);
+  pocket::python::bind_logit_edits(m);
   pocket::python::bind_engine(m);
   m.def("build_info", &pocket::python::build_info,
         "Version, compiler, chosen and available instruction sets, supported architectures.");

@@ -16,6 +16,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_TOKEN_IDS = 1024
+MAX_ALLOWED_TOKEN_IDS = 1 << 18
 MAX_LOGPROBS = 20
 MAX_N = 128
 _INT32_MAX = 2**31 - 1
@@ -45,6 +47,10 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(
         default_factory=lambda: MappingProxyType({}), hash=False
     )
+    bad_token_ids: tuple[int, ...] = ()
+    """Ids that are never sampled."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """The only ids that may be sampled; None: all."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
@@ -60,8 +66,9 @@ class SamplingParams:
             object.__setattr__(self, "stop", (stop,))
         elif isinstance(stop, list):
             object.__setattr__(self, "stop", tuple(stop))
-        if isinstance(self.stop_token_ids, list):
-            object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop_token_ids", "bad_token_ids", "allowed_token_ids"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if self.max_tokens is not None:
@@ -98,13 +105,15 @@ class SamplingParams:
                 raise InvalidRequestError.of(
                     "stop", text, f"each must be a string of 1 to {MAX_STOP_LENGTH} characters"
                 )
-        ids = self.stop_token_ids
-        if not isinstance(ids, tuple) or len(ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequestError.of(
-                "stop_token_ids", ids, f"must be a list of at most {MAX_STOP_TOKEN_IDS} token ids"
-            )
-        for token in ids:
-            _check_int("stop_token_ids", token, 0, _INT32_MAX)
+        _check_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        _check_ids("bad_token_ids", self.bad_token_ids, MAX_BAD_TOKEN_IDS)
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            _check_ids("allowed_token_ids", allowed, MAX_ALLOWED_TOKEN_IDS)
+            if not set(allowed).difference(self.bad_token_ids):
+                raise InvalidRequestError.of(
+                    "allowed_token_ids", allowed, "must name a token that bad_token_ids does not"
+                )
         bias = self.logit_bias
         if not isinstance(bias, Mapping) or len(bias) > MAX_LOGIT_BIAS:
             raise InvalidRequestError.of(
@@ -124,18 +133,34 @@ class SamplingParams:
         room = context - prompt_tokens
         return room if self.max_tokens is None else min(self.max_tokens, room)
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens so far."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
+
     def required_features(self) -> frozenset[str]:
         """Executor features that these parameters need (``BackendExecutor.supports_feature``)."""
         needs = {
             "min_p": self.min_p > 0.0,
             "min_tokens": self.min_tokens > 0,
-            "penalties": (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
-            != (1.0, 0.0, 0.0),
+            "penalties": self.has_penalties,
             "logit_bias": bool(self.logit_bias),
+            "token_masks": bool(self.bad_token_ids) or self.allowed_token_ids is not None,
             "logprobs": self.logprobs is not None,
             "n": self.n > 1,
         }
         return frozenset(name for name, needed in needs.items() if needed)
+
+
+def _check_ids(name: str, ids: object, limit: int) -> None:
+    if not isinstance(ids, tuple) or len(ids) > limit:
+        raise InvalidRequestError.of(name, ids, f"must be a list of at most {limit} token ids")
+    for token in ids:
+        _check_int(name, token, 0, _INT32_MAX)
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:

@@ -33,7 +33,7 @@ from pocket_backend.core.config import SchedulerConfig
 from pocket_backend.core.deadlines import DeadlineQueue
 from pocket_backend.core.lifecycle import Lifecycle
 from pocket_backend.core.plan import SchedulerStats, SequenceUpdate, StepPlan
-from pocket_backend.core.request import RequestStatus, ScheduledRequest
+from pocket_backend.core.request import NO_TOKENS_STOP, RequestStatus, ScheduledRequest
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
 
 _RUNNING = RequestStatus.RUNNING
@@ -547,12 +547,13 @@ def _execute_request(sequence: ScheduledRequest, count: int, block_size: int) ->
     block_ids = tuple(table.block_ids[sequence.num_sent_blocks :])
     sequence.num_sent_blocks = len(table.block_ids)
     sequence.is_new = False
+    params = sequence.sampling_params
     return ExecuteRequest(
         sequence.sequence_id,
         tuple(tokens[begin : begin + count]),
         sequence.slot_id,
         not newest_only or not output_index,
-        sequence.sampling_params,
+        params,
         None,
         begin,
         is_new,
@@ -562,6 +563,8 @@ def _execute_request(sequence: ScheduledRequest, count: int, block_size: int) ->
         sequence.seed,
         0,
         sequence.pending_copies,
+        tokens if is_new and params.has_penalties else None,
+        sequence.stop_ids if is_new and params.min_tokens else NO_TOKENS_STOP,
     )
 
 

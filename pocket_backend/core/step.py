@@ -9,7 +9,7 @@ need.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,13 @@ class ExecuteRequest:
     num_draft_tokens: int = 0
     block_copies: tuple[tuple[int, int], ...] = ()
     """(from, to) blocks to copy before this step computes: copy on write of forked sequences."""
+    known_tokens: Sequence[int] | None = None
+    """With ``is_new``, when the parameters hold penalties: prompt and output so far (the last
+    ``output_index`` tokens). The scheduler's own int32 array, for the duration of the step: the
+    executor copies what it keeps. Later tokens come as ``token_ids``."""
+    ending_ids: frozenset[int] = frozenset()
+    """With ``is_new``, when the parameters hold ``min_tokens``: ids that would end the sequence and
+    may not be sampled while ``output_index < min_tokens``."""
 
 
 @dataclass(frozen=True, slots=True)

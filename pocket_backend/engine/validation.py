@@ -121,8 +121,8 @@ def _check_features(params: SamplingParams, limits: RequestLimits) -> None:
         raise UnsupportedFeatureError(
             "stop", "stop strings need an engine with a tokenizer; use stop_token_ids", field="stop"
         )
-    for name in ("stop_token_ids", "logit_bias"):
-        for token in getattr(params, name):
+    for name in ("stop_token_ids", "logit_bias", "bad_token_ids", "allowed_token_ids"):
+        for token in getattr(params, name) or ():
             if token >= limits.vocab_size:
                 raise InvalidRequestError.of(
                     name, token, f"token ids are integers from 0 to {limits.vocab_size - 1}"

@@ -24,15 +24,32 @@ from pocket_backend.api.errors import short_repr
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo, TokenLogprobs
 from pocket_backend.executors.base import BackendExecutor
 from pocket_backend.executors.cpp_options import BLOCK_SIZE, CppEngineOptions, available_memory
+from pocket_backend.executors.cpp_sampling import SlotEdits
 
 if TYPE_CHECKING:
     from pocket_backend.api import EngineArgs
 
-_FEATURES = frozenset({"batch_mode", "prefix_cache", "block_copies", "min_p"})
+_FEATURES = frozenset(
+    {
+        "batch_mode",
+        "prefix_cache",
+        "block_copies",
+        "min_p",
+        "min_tokens",
+        "penalties",
+        "logit_bias",
+        "token_masks",
+        "logprobs",
+    }
+)
 _NO_BLOCK = -1
 _UINT64_MASK = (1 << 64) - 1
 _LEAST_TOP_P = 1e-30
 """Smaller ones are 0 in float32, which the engine refuses; all of them keep one candidate."""
+_ROW_ERRORS = {
+    -1: "the model's logits hold no usable value (NaN or infinity)",
+    -2: "no token may come next: allowed_token_ids, bad_token_ids and min_tokens exclude all",
+}
 
 
 class CppEngineBackend(BackendExecutor):
@@ -92,6 +109,9 @@ class CppEngineBackend(BackendExecutor):
         )
         self._owners: list[str | None] = [None] * options.max_batch_size
         self._block_counts = [0] * options.max_batch_size
+        self._edits = SlotEdits(
+            native, options.max_batch_size, self.model_info["vocab"], self._memory.vocab_size
+        )
         self._step = _StepArrays(options.max_batch_size, options.max_batch_tokens, context)
 
     @classmethod
@@ -125,6 +145,7 @@ class CppEngineBackend(BackendExecutor):
         if not 0 <= slot_id < len(self._owners):
             raise EngineError(f"slot_id: got {slot_id}; must be below {len(self._owners)}")
         self._set_table(slot_id, None, ())
+        self._edits.drop(slot_id)
 
     def close(self) -> None:
         self._engine.close()
@@ -140,27 +161,31 @@ class CppEngineBackend(BackendExecutor):
             return []
         self._check_step(requests)
         self._copy_blocks(requests)
+        edits = self._edits
         for request in requests:
             if request.is_new:
                 self._set_table(request.slot_id, request.request_id, request.block_ids)
-            elif self._owners[request.slot_id] != request.request_id:
+                edits.start(request)
+                continue
+            if self._owners[request.slot_id] != request.request_id:
                 raise EngineError(
                     f"slot {request.slot_id} does not hold request {request.request_id!r}"
                 )
-            elif request.block_ids:
+            if request.block_ids:
                 self._append_blocks(request.slot_id, request.block_ids)
+            edits.advance(request)
         sampled = [request for request in requests if request.samples]
         arrays = self._step.fill(requests, sampled)
         try:
-            tokens, logprobs = self._engine.step(
+            tokens, *logprobs = self._engine.step(
                 block_tables=self._tables,
                 sample_vocab=self._memory.vocab_size,
-                logprobs=any(r.sampling_params.logprobs is not None for r in sampled),
+                **edits.rows(sampled),
                 **arrays,
             )
         except self._native.EngineError as error:
             raise EngineError(f"step of {len(requests)} sequences: {error}") from error
-        return _outputs(requests, tokens.tolist(), logprobs.tolist())
+        return _outputs(requests, tokens.tolist(), logprobs if "top_logprobs" in arrays else [])
 
     def _check_step(self, requests: Sequence[ExecuteRequest]) -> None:
         """What the arrays rely on; the engine checks everything else before it computes."""
@@ -227,6 +252,7 @@ class _StepArrays:
         self.min_p = np.zeros(max_sequences, dtype=np.float32)
         self.seed = np.zeros(max_sequences, dtype=np.uint64)
         self.token_index = np.zeros(max_sequences, dtype=np.uint64)
+        self.top_logprobs = np.zeros(max_sequences, dtype=np.int32)
         self.counting = np.arange(context, dtype=np.int32)
 
     def fill(
@@ -263,7 +289,7 @@ class _StepArrays:
         # A client's seed may be negative: its two's complement is the key.
         self.seed[:rows] = [request.seed & _UINT64_MASK for request in sampled]
         self.token_index[:rows] = [request.output_index for request in sampled]
-        return {
+        arrays: dict[str, np.ndarray[Any, Any]] = {
             "token_ids": self.token_ids[:total],
             "positions": self.positions[:total],
             "sequence_offsets": self.offsets[: count + 1],
@@ -276,11 +302,19 @@ class _StepArrays:
             "seed": self.seed[:rows],
             "token_index": self.token_index[:rows],
         }
+        asked = [p.logprobs for p in params]
+        if asked.count(None) < rows:
+            self.top_logprobs[:rows] = [-1 if count is None else count for count in asked]
+            arrays["top_logprobs"] = self.top_logprobs[:rows]
+        return arrays
 
 
 def _outputs(
-    requests: Sequence[ExecuteRequest], tokens: Sequence[int], logprobs: Sequence[float]
+    requests: Sequence[ExecuteRequest],
+    tokens: Sequence[int],
+    logprobs: Sequence[np.ndarray[Any, Any]],
 ) -> list[ExecuteOutput]:
+    """``logprobs``: [R], ids [R, 20] and their values, or nothing if no row asked."""
     outputs = []
     row = 0
     for request in requests:
@@ -288,21 +322,26 @@ def _outputs(
             outputs.append(ExecuteOutput(request.request_id, None))
             continue
         token = tokens[row]
+        count = request.sampling_params.logprobs
         if token < 0:
+            error = _ROW_ERRORS[token]
             outputs.append(
-                ExecuteOutput(
-                    request.request_id,
-                    None,
-                    finish_reason="error",
-                    error="the model's logits hold no usable value (NaN or infinity)",
-                )
+                ExecuteOutput(request.request_id, None, finish_reason="error", error=error)
             )
-        elif request.sampling_params.logprobs is None:
+        elif count is None:
             outputs.append(ExecuteOutput(request.request_id, token))
         else:
-            outputs.append(ExecuteOutput(request.request_id, token, TokenLogprobs(logprobs[row])))
+            outputs.append(
+                ExecuteOutput(request.request_id, token, _logprobs(logprobs, row, count))
+            )
         row += 1
     return outputs
+
+
+def _logprobs(arrays: Sequence[np.ndarray[Any, Any]], row: int, count: int) -> TokenLogprobs:
+    chosen, ids, values = arrays
+    pairs = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
+    return TokenLogprobs(float(chosen[row]), {token: value for token, value in pairs if token >= 0})
 
 
 def _native_module() -> Any:

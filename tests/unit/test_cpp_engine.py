@@ -237,9 +237,11 @@ def test_an_empty_step_is_empty(backend):
 
 
 def test_features(backend):
-    for feature in ("batch_mode", "prefix_cache", "block_copies", "min_p"):
+    for feature in ("batch_mode", "prefix_cache", "block_copies", "min_p", "min_tokens"):
         assert backend.supports_feature(feature)
-    for feature in ("tensor_parallel", "penalties", "logprobs", "nonsense"):
+    for feature in ("penalties", "logit_bias", "token_masks", "logprobs"):
+        assert backend.supports_feature(feature)
+    for feature in ("tensor_parallel", "swap", "nonsense"):
         assert not backend.supports_feature(feature)
 
 

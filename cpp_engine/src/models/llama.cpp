@@ -71,7 +71,7 @@ class Llama final : public Model {
     }
   }
 
-  const float* logits(std::span<const std::int32_t> rows) override {
+  float* logits(std::span<const std::int32_t> rows) override {
     DecoderWorkspace& w = *workspace_;
     normalise(compute_, w.residual, rows.size(), rows, output_norm_, config_.norm_epsilon,
               w.head_input, w.norm_scratch);

@@ -70,11 +70,11 @@ class CpuEngine final : public Engine {
     const std::size_t pass = logits_rows();
     for (std::size_t begin = 0; begin < input.logits_rows.size(); begin += pass) {
       const std::size_t rows = std::min(pass, input.logits_rows.size() - begin);
-      const float* logits = model_->logits(input.logits_rows.subspan(begin, rows));
+      float* logits = model_->logits(input.logits_rows.subspan(begin, rows));
       if (input.sampling.empty()) {
         copy_logits(logits, rows, output.logits.subspan(begin * info_.vocab));
       } else {
-        sample(logits, input, begin, rows, output.sampled.subspan(begin, rows));
+        sample(logits, input, begin, rows, output);
       }
     }
   }
@@ -116,13 +116,16 @@ class CpuEngine final : public Engine {
     }
   }
 
-  void sample(const float* logits, const StepInput& input, std::size_t begin, std::size_t rows,
-              std::span<SampledToken> out) {
+  void sample(float* logits, const StepInput& input, std::size_t begin, std::size_t rows,
+              const StepOutput& out) {
     const std::size_t vocab = input.sample_vocab == 0 ? info_.vocab : input.sample_vocab;
     const std::size_t stride = model_->logits_stride();
     pool_.parallel_for(rows, [&](std::size_t row, std::size_t thread) {
-      out[row] =
-          samplers_[thread].sample({logits + row * stride, vocab}, input.sampling[begin + row]);
+      const std::size_t r = begin + row;
+      const std::span<TokenLogprob> top =
+          out.top.empty() ? out.top : out.top.subspan(r * kMaxTopLogprobs, kMaxTopLogprobs);
+      out.sampled[r] =
+          samplers_[thread].sample_row({logits + row * stride, vocab}, input.sampling[r], top);
     });
   }
 

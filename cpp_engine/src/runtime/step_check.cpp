@@ -146,11 +146,26 @@ void StepChecker::check_rows(const StepInput& input, const StepOutput& output) c
          std::to_string(output.sampled.size()) + " tokens; logits_rows has " +
          std::to_string(rows));
   }
+  if (!output.top.empty() && output.top.size() != rows * kMaxTopLogprobs) {
+    fail("top: room for " + std::to_string(output.top.size()) + " entries; " +
+         std::to_string(rows) + " rows of " + std::to_string(kMaxTopLogprobs) + " are wanted");
+  }
+  const std::size_t sampled = input.sample_vocab == 0 ? limits_.vocab : input.sample_vocab;
   for (std::size_t i = 0; i < rows; ++i) {
+    const SamplingParams& params = input.sampling[i];
     try {
-      validate_sampling(input.sampling[i]);
+      validate_sampling(params);
     } catch (const Error& error) {
       throw Error(error.code(), at("sampling", i) + "." + error.what());
+    }
+    if (params.top_logprobs > 0 && output.top.empty()) {
+      fail(at("sampling", i) + ".top_logprobs: got " + std::to_string(params.top_logprobs) +
+           ", but there is no room for them");
+    }
+    if (!params.allowed.empty() && params.allowed.size() < mask_words(sampled)) {
+      fail(at("sampling", i) + ".allowed: has " + std::to_string(params.allowed.size()) +
+           " words; " + std::to_string(sampled) + " ids need " +
+           std::to_string(mask_words(sampled)));
     }
   }
 }

@@ -17,6 +17,7 @@ namespace {
 constexpr std::size_t kNucleusGuess = 128;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
 
 void require(bool ok, const char* field, double value, const char* remedy) {
   if (!ok) {
@@ -59,32 +60,77 @@ void validate_sampling(const SamplingParams& params) {
           "must be above 0 and at most 1");
   require(params.min_p >= 0.0F && params.min_p <= 1.0F, "min_p", params.min_p,
           "must be from 0 to 1");
+  require(
+      params.top_logprobs >= 0 && static_cast<std::size_t>(params.top_logprobs) <= kMaxTopLogprobs,
+      "top_logprobs", params.top_logprobs, "must be from 0 to 20");
 }
 
 Sampler::Sampler(const KernelTable& kernels, std::size_t vocab_size)
-    : kernels_(&kernels), weights_(vocab_size), ranked_(vocab_size) {
+    : kernels_(&kernels), weights_(vocab_size), ranked_(vocab_size), raw_(vocab_size) {
   candidates_.reserve(vocab_size);
 }
 
 SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams& params) {
+  const std::int32_t token = choose(logits, params);
+  return {.token = token, .logprob = report(logits, params, token, {})};
+}
+
+SampledToken Sampler::sample_row(std::span<float> row, const SamplingParams& params,
+                                 std::span<TokenLogprob> top) {
+  if (params.edits == nullptr && params.allowed.empty()) {
+    const std::int32_t token = choose(row, params);
+    return {.token = token, .logprob = report(row, params, token, top)};
+  }
+  std::span<const float> raw = row;
+  if (params.logprob) {
+    raw = std::span(raw_).first(row.size());
+    std::copy(row.begin(), row.end(), raw_.begin());
+  }
+  bool ok = params.edits == nullptr || params.edits->apply(row, params.token_index);
+  if (!params.allowed.empty()) {
+    ok = apply_allowed(row, params.allowed) && ok;
+  }
+  std::int32_t token = ok ? choose(row, params) : kUnusableLogits;
+  if (ok && token == kUnusableLogits &&
+      std::ranges::all_of(row, [](float x) { return x == -kInf; })) {
+    token = kNothingAllowed;
+  }
+  return {.token = token, .logprob = report(raw, params, token, top)};
+}
+
+std::int32_t Sampler::choose(std::span<const float> logits, const SamplingParams& params) {
   const std::size_t best = kernels_->argmax(logits.data(), logits.size());
   if (best >= logits.size() || !std::isfinite(logits[best])) {
-    return {.token = -1, .logprob = kNan};
+    return kUnusableLogits;
+  }
+  if (params.temperature <= kGreedyTemperature) {
+    return static_cast<std::int32_t>(best);
   }
   const float max = logits[best];
-  std::int32_t token = static_cast<std::int32_t>(best);
-  if (params.temperature > kGreedyTemperature) {
-    const bool ranked =
-        params.top_p < 1.0F ||
-        (params.top_k > 0 && static_cast<std::size_t>(params.top_k) < logits.size());
-    token = ranked ? draw_by_rank(logits, max, params) : draw_by_id(logits, max, params);
+  const bool ranked = params.top_p < 1.0F ||
+                      (params.top_k > 0 && static_cast<std::size_t>(params.top_k) < logits.size());
+  return ranked ? draw_by_rank(logits, max, params) : draw_by_id(logits, max, params);
+}
+
+float Sampler::report(std::span<const float> raw, const SamplingParams& params, std::int32_t token,
+                      std::span<TokenLogprob> top) {
+  if (!params.logprob || token < 0) {
+    return kNan;
   }
-  float logprob = kNan;
-  if (params.logprob) {
-    logprob = static_cast<float>(static_cast<double>(logits[static_cast<std::size_t>(token)]) -
-                                 log_sum_exp(logits, max));
+  const float max = raw[kernels_->argmax(raw.data(), raw.size())];
+  const double normaliser = log_sum_exp(raw, max);
+  const auto logprob = [&](float logit) {
+    return static_cast<float>(static_cast<double>(logit) - normaliser);
+  };
+  if (const auto wanted = static_cast<std::size_t>(params.top_logprobs); wanted > 0) {
+    select_top(raw, wanted, candidates_);
+    for (std::size_t i = 0; i < wanted; ++i) {
+      top[i] = i < candidates_.size()
+                   ? TokenLogprob{candidates_[i].token, logprob(candidates_[i].logit)}
+                   : TokenLogprob{-1, kNan};
+    }
   }
-  return {.token = token, .logprob = logprob};
+  return logprob(raw[static_cast<std::size_t>(token)]);
 }
 
 std::int32_t Sampler::draw_by_id(std::span<const float> logits, float max,

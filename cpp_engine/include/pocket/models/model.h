@@ -63,8 +63,8 @@ class Model {
   /// Runs all layers: writes K and V of every row, keeps the final hidden rows until the next call.
   virtual void forward(const ForwardBatch& batch, KvPool& kv) = 0;
   /// Logits of some rows of the last `forward`, at most `max_logits_rows`: [rows, logits_stride()].
-  /// The pointer stays valid until the next call.
-  [[nodiscard]] virtual const float* logits(std::span<const std::int32_t> rows) = 0;
+  /// The caller may change them. The pointer stays valid until the next call.
+  [[nodiscard]] virtual float* logits(std::span<const std::int32_t> rows) = 0;
   /// Floats between rows of logits: the vocab size rounded up to a panel.
   [[nodiscard]] virtual std::size_t logits_stride() const noexcept = 0;
 };

@@ -44,10 +44,13 @@ struct StepInput {
   std::size_t sample_vocab = 0;               ///< ids >= this are masked; 0 = the model's vocab
 };
 
-/// Exactly one of the two is written: `sampled` when sampling parameters came, else `logits`.
+/// Exactly one of the two is written: `sampled` (and `top`) when sampling parameters came, else
+/// `logits`.
 struct StepOutput {
   std::span<SampledToken> sampled;  ///< [R]
   std::span<float> logits;          ///< [R, vocab]
+  std::span<TokenLogprob> top{};    ///< [R, kMaxTopLogprobs], or empty if no row asks for any;
+                                    ///< a row's first `top_logprobs` entries are written
 };
 
 /// What `Engine::load` would load and what its KV blocks would take, without loading weights.
