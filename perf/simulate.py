@@ -93,9 +93,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, ConfigurationError) as error:
         parser.error(str(error))
     objective = Objective(options.slo_ttft, options.slo_per_token)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), sum(os.times()[:4])
     outcomes = run(source, server, chosen, options.processes)
-    seconds = time.perf_counter() - began
+    seconds, used = time.perf_counter() - began, sum(os.times()[:4]) - used
     summaries = [
         summarise(variant.name, results, kinds, objective)
         for variant, results in zip(chosen, outcomes, strict=True)
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"{objective.per_token:g} s per token"
     )
     print(
-        f"\n{footer}\n{describe_machine().summary()}\n{seconds:.1f} s for "
+        f"\n{footer}\n{describe_machine().summary()}\n{seconds:.1f} s ({used:.1f} s of CPU) for "
         f"{total * len(chosen):,} requests, {sum(s.output_tokens for s in summaries):,} tokens and "
         f"{sum(s.steps for s in summaries):,} steps in {options.processes} processes"
     )

@@ -190,6 +190,9 @@ class Replay:
         self._stopped = 0
         """Requests whose output is interrupted by a preemption."""
         self._busy = 0.0
+        self._steady: list[ExecuteOutput] | None = None
+        """Outputs of the last step, while every step is a decode of the same sequences."""
+        self._attended = 0
         self._last: StepPlan | None = None
         self._last_end = 0.0
 
@@ -267,8 +270,13 @@ class Replay:
         decode = plan.num_tokens - prefill
         if plan.num_preempted:
             self._note_preempted()
+            self._steady = None
         pure = not (prefill or plan.num_admitted or self._stopped)
-        if pure:
+        if pure and self._steady is not None and len(self._steady) == len(requests):
+            # The same sequences as in the last step, each one position further.
+            outputs = self._steady
+            attended = self._attended + decode
+        elif pure:
             attended = sum([r.start_position for r in requests]) + decode
             sampled = self._sampled
             outputs = [sampled[r.request_id] for r in requests]
@@ -276,6 +284,8 @@ class Replay:
             attended = attended_positions(requests)
             live = self._live
             outputs = [live[r.request_id].outputs[r.samples] for r in requests]
+        self._steady = outputs if pure else None
+        self._attended = attended
         seconds = self._server.cost.seconds(prefill, decode, attended)
         self._busy += seconds
         end = now + seconds
@@ -288,6 +298,7 @@ class Replay:
         for update in updates:
             if update.finish_reason is not None:
                 self._finish(update.request, end)
+                self._steady = None
         self._last, self._last_end = plan, end
         return end
 
@@ -332,4 +343,5 @@ class Replay:
         running = self._live.pop(name)
         del self._sampled[name]
         self._stopped -= running.stopped_at >= 0
+        self._steady = None
         self._failed += 1 + self._client.abandon(running.index)
