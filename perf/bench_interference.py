@@ -225,9 +225,12 @@ def main(arguments: list[str] | None = None) -> int:
     except MachineBusyError as error:
         complain(str(error))
         return EXIT_BUSY
+    fake = str(model) == "fake"
     args = EngineArgs(
         model=str(model),
-        backend="fake" if str(model) == "fake" else "auto",
+        backend="fake" if fake else "auto",
+        # Steps that take no time would let the streams end before the prompt comes.
+        backend_options={"delay_seconds": 0.002} if fake else {},
         threads=options.threads,
         max_num_batched_tokens=options.budget,
         max_model_len=options.length + 512,
