@@ -45,7 +45,13 @@ LONG = {"max_tokens": 4000, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     environment = {
-        "POCKETLLM_FAKE_OPTIONS": '{"delay_seconds": 0.01, "max_slots": 4}',
+        "POCKETLLM_FAKE_OPTIONS": json.dumps(
+            {
+                "delay_seconds": 0.01,
+                "max_slots": 4,
+                "features": ["batch_mode", "prefix_cache", "block_copies", "min_tokens"],
+            }
+        ),
         "POCKETLLM_MAX_QUEUE": "4",
     }
     log = tmp_path_factory.mktemp("triton-gateway") / "server.log"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_upstream import FakeUpstream, failing
+from fake_upstream import FakeUpstream, failing, wait_first, words
 from gateway_server import RunningGateway, call
 
 from pocket_client.gateway.__main__ import main
@@ -68,6 +69,23 @@ def test_s7_tenants_do_not_share_cached_prefixes(upstream: FakeUpstream) -> None
     tenant = others.tenant_of("Bearer key-one")
     assert tenant is not None
     assert tenant.cache_salt != one  # another process, another secret
+
+
+def test_a_tenant_has_its_own_limit(upstream: FakeUpstream) -> None:
+    upstream.script = wait_first
+    settings = GatewaySettings(upstream=upstream.address, api_keys=KEYS, max_in_flight_per_tenant=1)
+    with RunningGateway(settings) as gateway, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(call, gateway, "POST", PATH, CHAT, bearer("key-one"))
+        upstream.wait_for_requests(1)
+        reply = call(gateway, "POST", PATH, CHAT, bearer("key-two"))  # the same tenant
+        assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")
+        assert reply.headers["retry-after"] == "1"
+        other = pool.submit(call, gateway, "POST", PATH, CHAT, bearer("key-three"))
+        upstream.wait_for_requests(2)
+        upstream.release()
+        assert (first.result().status, other.result().status) == (200, 200)
+        upstream.script = words
+        assert call(gateway, "POST", PATH, CHAT, bearer("key-two")).status == 200
 
 
 def test_gateways_with_one_secret_share_the_cache() -> None:

@@ -73,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-choices", type=int, default=default.max_choices)
     parser.add_argument("--max-in-flight", type=int, default=default.max_in_flight)
     parser.add_argument(
+        "--max-in-flight-per-tenant", type=int, default=default.max_in_flight_per_tenant
+    )
+    parser.add_argument(
         "--cors-origin", action="append", default=[], help="allow this web origin (repeatable)"
     )
     parser.add_argument(
@@ -105,6 +108,7 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Ga
         max_body_bytes=options.max_body_bytes,
         max_choices=options.max_choices,
         max_in_flight=options.max_in_flight,
+        max_in_flight_per_tenant=options.max_in_flight_per_tenant,
         cors_origins=tuple(options.cors_origin),
         allowed_hosts=tuple(name.lower() for name in options.allowed_host),
     )

@@ -66,6 +66,13 @@ def overloaded(message: str) -> ApiError:
     return ApiError(503, message, code="overloaded", headers=headers)
 
 
+def too_many(message: str) -> ApiError:
+    headers = {"retry-after": str(RETRY_AFTER_SECONDS)}
+    return ApiError(
+        429, message, code="rate_limit_exceeded", kind="rate_limit_error", headers=headers
+    )
+
+
 def from_upstream(error: PocketClientError, names: Mapping[str, str]) -> ApiError:
     """``names``: what the client calls a field or feature of the wire, where that differs."""
     match error:

@@ -19,7 +19,7 @@ class Service:
         self.created = int(time.time())
         self.client = AsyncClient(settings.upstream)
         self.metrics = Metrics()
-        self.registry = Registry(settings.max_in_flight)
+        self.registry = Registry(settings.max_in_flight, settings.max_in_flight_per_tenant)
         self.readiness = Readiness(
             self.client, settings.ready_cache_seconds, settings.ready_timeout
         )

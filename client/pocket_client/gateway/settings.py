@@ -28,6 +28,8 @@ class GatewaySettings:
     """Prompts of a list times ``n``, of one request."""
     max_in_flight: int = 256
     """Generation requests at a time; beyond that 503 with Retry-After."""
+    max_in_flight_per_tenant: int = 100_000
+    """Of one API key's tenant; beyond that 429 with Retry-After."""
     body_seconds: float = 30.0
     """How long a client may take to send its body."""
     ready_cache_seconds: float = 2.0
@@ -48,6 +50,7 @@ class GatewaySettings:
             ("max_body_bytes", 1 << 30),
             ("max_choices", MAX_CHOICES),
             ("max_in_flight", 100_000),
+            ("max_in_flight_per_tenant", 100_000),
         ):
             if not 1 <= getattr(self, name) <= high:
                 raise ValueError(f"{name}: got {getattr(self, name)}; must be from 1 to {high}")
