@@ -34,7 +34,7 @@ class SchedulerConfig:
     """Sequences that run at once; None: as many as the executor has slots."""
     max_batch_tokens: int | None = None
     """Token budget of a step; None: what the executor can take."""
-    reserved_share: float = 0.25
+    reserved_share: float = 0.5
     """Part of a step's prefill budget that no single prompt may use while others have work."""
     watermark: float = 0.01
     """Part of the pool that an admission must leave available for running sequences to grow."""
