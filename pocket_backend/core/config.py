@@ -26,7 +26,7 @@ class SchedulerConfig:
     """Waiting this long is worth one level of priority; None: strict, low priorities may starve."""
     lpm_window: int = 32
     """``lpm`` chooses among this many of the oldest waiting requests."""
-    lpm_max_overtakes: int = 16
+    lpm_max_overtakes: int = 4
     """After this many admissions past it, the oldest waiting request is next."""
     max_queue: int = 1024
     """Requests that may wait beyond those that could start at once."""
