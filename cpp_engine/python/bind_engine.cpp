@@ -92,18 +92,13 @@ class PyEngine {
     py::array_t<float> token_logprobs(static_cast<py::ssize_t>(rows));
     std::int32_t* token = tokens.mutable_data();
     float* logprob = token_logprobs.mutable_data();
-    const auto top_rows = static_cast<py::ssize_t>(tops.size());
-    const auto width = static_cast<py::ssize_t>(kMaxTopLogprobs);
-    py::array_t<std::int32_t> top_tokens({top_rows, width});
-    py::array_t<float> top_values({top_rows, width});
-    std::int32_t* top_token = top_tokens.mutable_data();
-    float* top_value = top_values.mutable_data();
+    std::vector<TokenLogprob> top(tops.size() * kMaxTopLogprobs,
+                                  {.token = -1, .logprob = std::nanf("")});
     {
       const py::gil_scoped_release release;
       const std::lock_guard lock(mutex_);
       sampling_.resize(rows);
       sampled_.resize(rows);
-      top_.assign(tops.size() * kMaxTopLogprobs, {.token = -1, .logprob = std::nanf("")});
       for (std::size_t i = 0; i < rows; ++i) {
         const std::int32_t wanted = tops.empty() ? 0 : tops[i];
         sampling_[i] = {.temperature = temperatures[i],
@@ -118,18 +113,22 @@ class PyEngine {
                         .allowed = masks.empty() ? std::span<const std::int32_t>{} : masks[i]};
       }
       input.sampling = sampling_;
-      open_engine().step(input, {.sampled = sampled_, .logits = {}, .top = top_});
+      open_engine().step(input, {.sampled = sampled_, .logits = {}, .top = top});
       for (std::size_t i = 0; i < rows; ++i) {
         token[i] = sampled_[i].token;
         logprob[i] = sampled_[i].logprob;
       }
-      for (std::size_t i = 0; i < top_.size(); ++i) {
-        top_token[i] = top_[i].token;
-        top_value[i] = top_[i].logprob;
-      }
     }
     if (top_logprobs.is_none()) {
       return py::make_tuple(std::move(tokens), std::move(token_logprobs));
+    }
+    const py::ssize_t shape[] = {static_cast<py::ssize_t>(rows),
+                                 static_cast<py::ssize_t>(kMaxTopLogprobs)};
+    py::array_t<std::int32_t> top_tokens(shape);
+    py::array_t<float> top_values(shape);
+    for (std::size_t i = 0; i < top.size(); ++i) {
+      top_tokens.mutable_data()[i] = top[i].token;
+      top_values.mutable_data()[i] = top[i].logprob;
     }
     return py::make_tuple(std::move(tokens), std::move(token_logprobs), std::move(top_tokens),
                           std::move(top_values));
@@ -264,7 +263,6 @@ class PyEngine {
   std::unique_ptr<Engine> engine_;
   std::vector<SamplingParams> sampling_;
   std::vector<SampledToken> sampled_;
-  std::vector<TokenLogprob> top_;
 };
 
 py::dict model_info(const ModelInfo& info) {

@@ -201,6 +201,105 @@ def test_a_refused_step_has_written_nothing(driver):
     assert np.array_equal(before, after)
 
 
+def test_top_logprobs_per_row(driver):
+    parts = [Part([1, 2], 0, row) for row in range(3)]
+    wanted = np.array([-1, 0, 3], dtype=np.int32)
+    tokens, logprobs, ids, values = driver.engine.step(
+        **step_arguments(driver, *parts), top_logprobs=wanted
+    )
+    assert (ids.shape, ids.dtype) == ((3, 20), np.int32)
+    assert (values.shape, values.dtype) == ((3, 20), np.float32)
+    assert np.isnan(logprobs[0])
+    assert logprobs[1] == logprobs[2] == values[2, 0]
+    assert ids[2, 0] == tokens[2]
+    assert (ids[2, :3] >= 0).all()
+    assert (ids[:2] == -1).all()
+    assert (ids[2, 3:] == -1).all()
+    assert np.isnan(values[2, 3:]).all()
+
+
+def test_edits_and_masks_of_rows(driver):
+    parts = [Part([1, 2], 0, row) for row in range(3)]
+    plain = driver.engine.step(**step_arguments(driver, *parts))[0]
+    ban = native.LogitEdits(333, banned=np.array([plain[0]], dtype=np.int32))
+    word = np.zeros(11, dtype=np.int32)
+    word[1] = 1 << 5
+    tokens, _ = driver.engine.step(
+        **step_arguments(driver, *parts), edits=[None, ban, None], allowed=[None, None, word]
+    )
+    assert tokens[0] == plain[0]
+    assert tokens[1] != plain[0]
+    assert tokens[2] == 37
+    word[1] = 0
+    tokens, _ = driver.engine.step(**step_arguments(driver, *parts), allowed=[None, None, word])
+    assert tokens.tolist() == [plain[0], plain[0], -2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"edits": [None, None]}, ValueError, "edits: has 2 entries; logits_rows has 1"),
+        ({"edits": (None,)}, TypeError, "edits: must be a list"),
+        ({"edits": [3]}, TypeError, r"edits\[0\]: must be LogitEdits"),
+        ({"edits": [native.LogitEdits(300)]}, ValueError, r"made for 300 ids; the model has 333"),
+        ({"allowed": []}, ValueError, "allowed: has 0 entries"),
+        ({"allowed": [np.zeros(10, dtype=np.int32)]}, ValueError, r"10 words; 333 ids need 11"),
+        ({"allowed": [np.zeros(0, dtype=np.int32)]}, ValueError, "no words"),
+        ({"allowed": [np.zeros(11, dtype=np.int64)]}, TypeError, "allowed.*int32"),
+        ({"top_logprobs": np.array([21], dtype=np.int32)}, ValueError, "top_logprobs: got 21"),
+        ({"top_logprobs": [1]}, TypeError, "top_logprobs"),
+    ],
+)
+def test_wrong_row_options_are_named(driver, changes, error, message):
+    with pytest.raises(error, match=message):
+        driver.engine.step(**step_arguments(driver, Part([1], 0, 0)) | changes)
+
+
+def test_logit_edits_check_their_arguments():
+    ids = np.array([1, 2], dtype=np.int32)
+    with pytest.raises(ValueError, match="bias_values: has 0 entries; bias_tokens has 2"):
+        native.LogitEdits(10, bias_tokens=ids)
+    with pytest.raises(native.InvalidArgument, match="banned: got token 2; must be from 0 to 1"):
+        native.LogitEdits(2, banned=ids)
+    with pytest.raises(native.InvalidArgument, match="repetition_penalty"):
+        native.LogitEdits(10, repetition_penalty=-1.0)
+    with pytest.raises(TypeError, match="ending"):
+        native.LogitEdits(10, ending=[1])
+    edits = native.LogitEdits(10, frequency_penalty=1.0)
+    edits.reset_history(ids, num_prompt=1)
+    edits.append(3)
+    assert edits.length == 3
+    with pytest.raises(native.InvalidArgument, match="token: got token 10"):
+        edits.append(10)
+    with pytest.raises(native.InvalidArgument, match="num_prompt"):
+        edits.reset_history(ids, num_prompt=3)
+    assert edits.length == 3
+
+
+def test_edits_in_use_refuse_to_change(model):
+    """A step has let the GIL go and reads them: a change then would be a data race."""
+    driver = Driver(model, context=128, threads=1, isa="scalar")
+    edits = native.LogitEdits(333, repetition_penalty=1.2)
+    arguments = step_arguments(driver, Part(list(range(120)), 0, 0))
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            driver.engine.step(**arguments, edits=[edits])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        with pytest.raises(native.InvalidArgument, match="a step in progress"):
+            for _ in range(20000):
+                edits.append(1)
+                time.sleep(0.001)
+    finally:
+        stop.set()
+        thread.join()
+    edits.append(1)
+
+
 def test_copy_blocks_checks_ids(driver):
     block = np.array([0], dtype=np.int32)
     with pytest.raises(native.InvalidArgument, match=r"to\[0\]: got 32"):

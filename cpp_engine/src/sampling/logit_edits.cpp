@@ -1,6 +1,6 @@
 #include "pocket/sampling/logit_edits.h"
 
-#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -23,6 +23,32 @@ constexpr float kLargest = std::numeric_limits<float>::max();
 // A division by a tiny penalty may overflow, and +inf marks a broken row.
 float bounded(float before, float after) {
   return after == kInf && before < kInf ? kLargest : after;
+}
+
+constexpr std::size_t kWordBits = 32;
+
+constexpr std::array<std::uint32_t, kWordBits> kBit = [] {
+  std::array<std::uint32_t, kWordBits> bits{};
+  for (std::size_t i = 0; i < kWordBits; ++i) {
+    bits[i] = 1U << i;
+  }
+  return bits;
+}();
+
+// Applies one word of a mask; not 0 if it overwrote a NaN or +inf. Bits instead of branches and
+// shifts: it vectorises with the oldest instruction set. `Fixed`: the count when known, else 0.
+template <std::size_t Fixed>
+std::uint32_t mask_run(float* x, std::uint32_t word, std::size_t count) {
+  constexpr auto kMinusInf = std::bit_cast<std::uint32_t>(-kInf);
+  std::uint32_t broken = 0;
+  const std::size_t n = Fixed != 0 ? Fixed : count;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t drop = (word & kBit[i]) == 0 ? ~0U : 0U;
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(x[i]);
+    broken |= drop & (x[i] < kInf ? 0U : ~0U);
+    x[i] = std::bit_cast<float>((bits & ~drop) | (kMinusInf & drop));
+  }
+  return broken;
 }
 
 // False for NaN and +inf.
@@ -115,16 +141,15 @@ bool LogitEdits::apply(std::span<float> row, std::uint64_t token_index) const {
       if (!inside(token)) {
         continue;
       }
+      // Selects, not branches: signs and counts are as good as random. x / 1, x * 1 and x - 0 are
+      // x.
       float& logit = row[static_cast<std::size_t>(token)];
-      float x = logit;
-      if (repetition != 1.0F) {
-        x = bounded(x, x > 0.0F ? x / repetition : x * repetition);
-      }
-      if (const std::int32_t count = history_->output_count(token); count > 0) {
-        x = bounded(x, x - options_.frequency_penalty * static_cast<float>(count));
-        x = bounded(x, x - options_.presence_penalty);
-      }
-      logit = x;
+      const std::int32_t count = history_->output_count(token);
+      const float divided = logit / repetition;
+      const float multiplied = logit * repetition;
+      float x = bounded(logit, logit > 0.0F ? divided : multiplied);
+      x = bounded(x, x - options_.frequency_penalty * static_cast<float>(count));
+      logit = bounded(x, x - (count > 0 ? options_.presence_penalty : 0.0F));
     }
   }
   bool ok = true;
@@ -145,24 +170,20 @@ bool LogitEdits::apply(std::span<float> row, std::uint64_t token_index) const {
 }
 
 bool apply_allowed(std::span<float> row, std::span<const std::int32_t> words) {
-  constexpr std::size_t kBits = 32;
-  bool ok = true;
-  for (std::size_t begin = 0; begin < row.size(); begin += kBits) {
-    const auto word = std::bit_cast<std::uint32_t>(words[begin / kBits]);
-    if (word == 0xFFFFFFFFU) {
-      continue;
+  std::uint32_t broken = 0;
+  const std::size_t whole = row.size() / kWordBits;
+  for (std::size_t i = 0; i < whole; ++i) {
+    const auto word = std::bit_cast<std::uint32_t>(words[i]);
+    if (word != 0xFFFFFFFFU) {
+      broken |= mask_run<kWordBits>(row.data() + i * kWordBits, word, kWordBits);
     }
-    const std::span<float> run = row.subspan(begin, std::min(kBits, row.size() - begin));
-    // A select per lane instead of a branch per bit: it vectorises.
-    bool run_ok = true;
-    for (std::size_t i = 0; i < run.size(); ++i) {
-      const bool allowed = (word >> i & 1U) != 0;
-      run_ok &= allowed | usable(run[i]);
-      run[i] = allowed ? run[i] : -kInf;
-    }
-    ok &= run_ok;
   }
-  return ok;
+  if (whole * kWordBits < row.size()) {
+    broken |=
+        mask_run<0>(row.data() + whole * kWordBits, std::bit_cast<std::uint32_t>(words[whole]),
+                    row.size() - whole * kWordBits);
+  }
+  return broken == 0;
 }
 
 }  // namespace pocket

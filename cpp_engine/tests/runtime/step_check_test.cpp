@@ -102,6 +102,16 @@ TEST_CASE("counts and sizes of outputs are checked") {
   Step bad;
   bad.sampling[1].top_k = -3;
   CHECK(message_of(checker, bad).find("sampling[1].top_k: got -3") == 0);
+  Step many_alternatives;
+  many_alternatives.sampling[0].top_logprobs = 21;
+  CHECK(message_of(checker, many_alternatives).find("sampling[0].top_logprobs: got 21") == 0);
+  Step no_room;
+  no_room.sampling[1].top_logprobs = 1;
+  CHECK(message_of(checker, no_room).find("sampling[1].top_logprobs: got 1, but") == 0);
+  const std::vector<std::int32_t> words(3, -1);  // 96 of 100 ids
+  Step short_mask;
+  short_mask.sampling[1].allowed = words;
+  CHECK(message_of(checker, short_mask) == "sampling[1].allowed: has 3 words; 100 ids need 4");
   Step many;
   many.tokens.assign(41, 1);
   CHECK(message_of(checker, many).find("token_ids: the step has 41") == 0);
