@@ -289,11 +289,15 @@ def test_edits_in_use_refuse_to_change(model):
 
     thread = threading.Thread(target=work)
     thread.start()
+
+    def keep_changing():
+        for _ in range(20000):
+            edits.append(1)
+            time.sleep(0.001)
+
     try:
         with pytest.raises(native.InvalidArgument, match="a step in progress"):
-            for _ in range(20000):
-                edits.append(1)
-                time.sleep(0.001)
+            keep_changing()
     finally:
         stop.set()
         thread.join()
