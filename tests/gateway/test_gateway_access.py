@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -225,6 +226,7 @@ def test_it_starts_answers_and_stops(upstream: FakeUpstream, tmp_path: Path) -> 
         reply = call(running, "POST", PATH, CHAT, bearer("key-one"))  # type: ignore[arg-type]
         assert reply.status == 200
     finally:
-        process.terminate()
-        process.communicate(timeout=20)
-    assert process.returncode in (0, -15)
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in rest

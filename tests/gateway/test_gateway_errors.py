@@ -201,7 +201,21 @@ def test_unknown_models_and_endpoints(gateway: RunningGateway) -> None:
     assert reply.status == 405
     assert reply.error["message"]
     assert call(gateway, "GET", "/docs").status == 404  # it would load scripts from elsewhere
-    assert call(gateway, "GET", "/openapi.json").json["paths"][CHAT_PATH]["post"]
+
+
+def test_the_openapi_document_says_what_happens(gateway: RunningGateway) -> None:
+    document = call(gateway, "GET", "/openapi.json").json
+    assert set(document["paths"]) >= {CHAT_PATH, TEXT_PATH, "/v1/models", "/ready", "/metrics"}
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert set(operation["responses"]) == {"200", "default"}
+    schemas = document["components"]["schemas"]
+    assert set(schemas["Error"]["properties"]["error"]["required"]) == {
+        *call(gateway, "GET", "/nope").error
+    }
+    assert schemas["ChatRequest"]["required"] == ["model", "messages"]
+    assert schemas["ChatRequest"]["additionalProperties"] is False
+    assert not [name for name in schemas if "Validation" in name]
 
 
 # --- errors of the server -----------------------------------------------------------------------

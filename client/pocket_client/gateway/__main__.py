@@ -1,11 +1,13 @@
 """``python -m pocket_client.gateway --upstream 127.0.0.1:8001``
 
-Exit status: 0 stopped by a signal, 2 wrong usage or settings.
+Exit status: 0 stopped by Ctrl-C, 2 wrong usage or settings, 3 it could not listen. SIGTERM lets
+open answers finish, and then ends the process as SIGTERM does.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import secrets
@@ -49,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
     )
-    uvicorn.Server(config).run()
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run()
     return 0
 
 
