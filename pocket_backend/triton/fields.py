@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from pocket_backend.api.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from pocket_backend.api.sampling_params import (
+    MAX_BAD_TOKEN_IDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 Kind = Literal["string", "int", "float", "bool", "strings", "ints", "json"]
 Role = Literal["prompt", "sampling", "serving", "compatibility"]
@@ -26,6 +31,8 @@ MAX_TEXT_CHARS = 8 << 20
 MAX_JSON_CHARS = 1 << 20
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 MAX_SALT_CHARS = 256
+MAX_ALLOWED_TOKEN_IDS = 8192
+"""Less than ``SamplingParams`` takes: they travel between the models as JSON."""
 
 _TENSOR_TYPES: Mapping[Kind, tuple[str, str]] = MappingProxyType(
     {
@@ -120,6 +127,10 @@ _SAMPLING = (
           default="0", range="-100 to 100"),
     Field("logit_bias", "json", "sampling", "JSON object: token id to what is added to its logit.",
           range=f"at most {MAX_LOGIT_BIAS} entries of -100 to 100", max_chars=MAX_JSON_CHARS),
+    Field("bad_token_ids", "ints", "sampling", "Token ids that are never sampled.",
+          range=f"at most {MAX_BAD_TOKEN_IDS}", max_items=MAX_BAD_TOKEN_IDS),
+    Field("allowed_token_ids", "ints", "sampling", "The only token ids that may be sampled.",
+          default="all", range=f"1 to {MAX_ALLOWED_TOKEN_IDS}", max_items=MAX_ALLOWED_TOKEN_IDS),
     Field("stop", "strings", "sampling", "Strings that end the output and are cut off.",
           range=f"at most {MAX_STOP_STRINGS}", aliases=("stop_words",),
           max_items=MAX_STOP_STRINGS),
@@ -170,8 +181,9 @@ _COMPATIBILITY = (
           range="none", only=(None,)),
     Field("beam_width", "int", "compatibility", "Beam search is not supported.", default="1",
           range="1", only=(1,)),
-    Field("bad_words", "strings", "compatibility", f"Forbidden words are {_LATER}.",
-          range="empty", only=((),), max_items=MAX_STOP_STRINGS),
+    Field("bad_words", "strings", "compatibility",
+          f"Forbidden words are {_LATER}; see `bad_token_ids`.", range="empty", only=((),),
+          max_items=MAX_STOP_STRINGS),
 )  # fmt: skip
 
 FIELDS: tuple[Field, ...] = (*_PROMPT, *_SAMPLING, *_SERVING, *_COMPATIBILITY)
