@@ -72,8 +72,16 @@ def test_chat_answers_paris(server: TritonServer) -> None:
         {"max_tokens": 24, "temperature": 1.0, "seed": 42, "top_k": 50, "top_p": 0.95},
         {"max_tokens": 24, "temperature": 0.7, "seed": 7, "min_p": 0.05},
         {"max_tokens": 40, "stop": ["United", "\n\nThe"]},
+        {"max_tokens": 24, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "min_tokens": 20},
+        {
+            "max_tokens": 24,
+            "presence_penalty": 1.0,
+            "bad_token_ids": [7042],
+            "temperature": 0.5,
+            "seed": 3,
+        },
     ],
-    ids=["greedy", "seeded", "min_p", "stop"],
+    ids=["greedy", "seeded", "min_p", "stop", "penalties", "bad ids"],
 )
 def test_all_paths_equal_the_engine(
     server: TritonServer, engine: UnifiedEngine, tokenizer: Tokenizer, sampling: dict[str, object]
@@ -93,7 +101,7 @@ def test_all_paths_equal_the_engine(
             server.grpc_address,
             {"text_input": PROMPT},
             parameters={"sampling_parameters": json.dumps(sampling)}
-            if "stop" in sampling
+            if any(isinstance(value, list) for value in sampling.values())
             else sampling,
         ),
     }

@@ -53,7 +53,10 @@ double log_sum_exp(std::span<const float> logits, float max) {
   std::array<float, kRun> run;
   for (std::size_t i = 0; i < logits.size(); i += kRun) {
     const std::size_t n = std::min(kRun, logits.size() - i);
-    softmax_weights(logits.subspan(i, n), max, 1.0F, run);
+    const float* x = logits.data() + i;
+    for (std::size_t lane = 0; lane < n; ++lane) {
+      run[lane] = exp_nonpositive(x[lane] - max);
+    }
     sum += run_sum(std::span(run).first(n));
   }
   return static_cast<double>(max) + std::log(sum);
