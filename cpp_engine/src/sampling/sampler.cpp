@@ -137,22 +137,12 @@ std::int32_t Sampler::draw_by_id(std::span<const float> logits, float max,
                                  const SamplingParams& params) {
   const std::span<float> weights = std::span(weights_).first(logits.size());
   softmax_weights(logits, max, params.temperature, weights);
-  for (float& weight : weights) {
-    weight = weight < params.min_p ? 0.0F : weight;
-  }
-  const double target = uniform(params) * sum_in_order(weights);
-  double cumulative = 0.0;
-  std::size_t last = 0;
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    if (weights[i] > 0.0F) {
-      last = i;
-      cumulative += weights[i];
-      if (cumulative > target) {
-        break;
-      }
+  if (params.min_p > 0.0F) {
+    for (float& weight : weights) {
+      weight = weight < params.min_p ? 0.0F : weight;
     }
   }
-  return static_cast<std::int32_t>(last);
+  return static_cast<std::int32_t>(pick_weight(weights, uniform(params)));
 }
 
 std::int32_t Sampler::draw_by_rank(std::span<const float> logits, float max,

@@ -48,6 +48,35 @@ double fixed_order_sum(std::span<const float> values) {
   return sum;
 }
 
+std::size_t pick_weight(std::span<const float> weights, double u) {
+  const double target = u * fixed_order_sum(weights);
+  double cumulative = 0.0;  // at most target
+  for (std::size_t begin = 0; begin < weights.size(); begin += kRun) {
+    const std::span<const float> run =
+        weights.subspan(begin, std::min(kRun, weights.size() - begin));
+    const double end = cumulative + run_sum(run);
+    if (end <= target) {
+      cumulative = end;
+      continue;
+    }
+    // The walk's sum may be rounded below the run's: then it is the run's last positive weight.
+    std::size_t last = 0;
+    for (std::size_t i = 0; i < run.size() && cumulative <= target; ++i) {
+      if (run[i] > 0.0F) {
+        last = begin + i;
+        cumulative += run[i];
+      }
+    }
+    return last;
+  }
+  // u * total was rounded up to the total.
+  std::size_t last = weights.size() - 1;
+  while (last > 0 && !(weights[last] > 0.0F)) {
+    --last;
+  }
+  return last;
+}
+
 double log_sum_exp(std::span<const float> logits, float max) {
   double sum = 0.0;
   std::array<float, kRun> run;

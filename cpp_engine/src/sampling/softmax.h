@@ -39,6 +39,10 @@ void softmax_weights(std::span<const float> logits, float max, float temperature
 /// The sum in a fixed order: 16 strided partial sums per run of 256, runs added in double.
 [[nodiscard]] double fixed_order_sum(std::span<const float> values);
 
+/// The index at which the cumulative weight, in the order of the sum above, first exceeds
+/// u * total, for u in [0, 1). A weight of 0 is never picked; at least one must be positive.
+[[nodiscard]] std::size_t pick_weight(std::span<const float> weights, double u);
+
 /// log(sum(exp(logits))), given their maximum.
 [[nodiscard]] double log_sum_exp(std::span<const float> logits, float max);
 

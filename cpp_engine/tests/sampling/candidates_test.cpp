@@ -99,6 +99,46 @@ TEST_CASE("exp_nonpositive agrees with libm to 2e-7") {
   }
 }
 
+TEST_CASE("pick_weight finds the weight whose share of the unit interval holds u") {
+  std::mt19937 random(31);
+  for (const std::size_t n : {1U, 2U, 255U, 256U, 257U, 3000U}) {
+    std::vector<float> weights(n);
+    for (float& weight : weights) {
+      weight = random() % 3 == 0 ? 0.0F : std::uniform_real_distribution<float>(0, 1)(random);
+    }
+    weights[random() % n] = 1.0F;
+    double total = 0.0;
+    for (const float weight : weights) {
+      total += weight;
+    }
+    for (int i = 0; i < 300; ++i) {
+      const double u = i == 0 ? 0.0 : std::uniform_real_distribution<double>(0, 1)(random);
+      const std::size_t picked = pick_weight(weights, u);
+      REQUIRE(weights[picked] > 0.0F);
+      double before = 0.0;
+      for (std::size_t j = 0; j < picked; ++j) {
+        before += weights[j];
+      }
+      CHECK(u * total >= before - 1e-5 * total);
+      CHECK(u * total < before + weights[picked] + 1e-5 * total);
+    }
+    const std::size_t end = pick_weight(weights, std::nextafter(1.0, 0.0));
+    CHECK(std::all_of(weights.begin() + static_cast<std::ptrdiff_t>(end) + 1, weights.end(),
+                      [](float weight) { return weight == 0.0F; }));
+    const std::size_t first = pick_weight(weights, 0.0);
+    CHECK(std::all_of(weights.begin(), weights.begin() + static_cast<std::ptrdiff_t>(first),
+                      [](float weight) { return weight == 0.0F; }));
+  }
+  // Alone at either end, and total * u rounded up to the total.
+  std::vector<float> lone(1000, 0.0F);
+  lone[999] = 1.0F;
+  CHECK(pick_weight(lone, 0.0) == 999);
+  lone[999] = 0.0F;
+  lone[3] = 3.0F;
+  CHECK(pick_weight(lone, std::nextafter(1.0, 0.0)) == 3);
+  CHECK(pick_weight(lone, 1.0) == 3);
+}
+
 TEST_CASE("log_sum_exp agrees with double arithmetic") {
   std::mt19937 random(5);
   std::normal_distribution<float> normal(0, 4);
