@@ -140,7 +140,7 @@ def _bars(
         axes.bar_label(drawn, [figure(value) for _, value in bars], fontsize=6.8, padding=2)
     axes.set_xticks(range(len(groups)), list(groups.values()))
     axes.tick_params(axis="x", length=0)
-    if logarithmic:
+    if logarithmic and axes.patches:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.margins(y=0.1)
