@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from perf.engines.base import BatchResult, Engine
 from perf.engines.subprocess_engine import SubprocessEngine
-from perf.machine import BusyMonitor, MachineBusyError
+from perf.machine import BusyMonitor, Machine, MachineBusyError, describe_machine
 from perf.records import Record
 from perf.workloads import Batch, Corpus, Point, Workload, decode_workload, figure_of
 
@@ -46,6 +46,8 @@ class Bench:
     seed: int
     monitor: BusyMonitor
     retries: int = 3
+    machine: Machine = field(default_factory=describe_machine)
+    """Read when the run begins: others may commit while it goes on."""
     settle: Callable[[float], None] = time.sleep
     disturbed: list[str] = field(default_factory=list)
     """Figures that stayed disturbed after all retries."""

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perf.engines.base import EngineOptions
-from perf.machine import BUSY_LIMIT, BusyMonitor, Machine, describe_machine
+from perf.machine import BUSY_LIMIT, BusyMonitor, Machine
 from perf.measure import Bench
 from perf.records import Record, write_records
 from perf.workloads import Corpus
@@ -128,7 +128,7 @@ def run_info(
     return RunInfo(
         command=" ".join(["python -m", module, *argv]),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        machine=describe_machine(),
+        machine=bench.machine,
         model=model.name,
         threads=arguments.threads,
         rounds=arguments.rounds,
