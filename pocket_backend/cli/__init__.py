@@ -1,11 +1,16 @@
-"""The `pocketllm` command: argument parsing, and what is printed for people.
+"""The `pocketllm` command: argument parsing, and what is printed for people and programs.
 
 | Module | Concept |
 |---|---|
-| `main` | sub-commands and their options, exit codes |
+| `main` | the sub-commands; errors become one sentence and a status |
+| `exit_codes` | the statuses |
+| `options` | options that several commands share |
+| `session` | where answers come from: an engine in this process, or a server |
+| `console` | text, waiting lines and JSON |
+| `run` | one answer to one prompt |
+| `chat`, `conversation`, `line_editor` | a conversation in the terminal; its turns; reading lines |
 | `serving` | starting a server from options, serving until a signal |
 | `demo` | what `make run` shows: one streamed answer, then examples |
-| `chat_client` | one streamed answer through tritonclient, with timings |
 | `examples` | ready-to-paste commands for a running server |
 | `doctor` | whether this machine can serve, and what to install |
 

@@ -85,7 +85,7 @@ def _shared_memory() -> str:
 
 
 def _model(given: str | None) -> str:
-    from pocket_backend.cli.main import model_path
+    from pocket_backend.cli.options import model_path
 
     path = model_path(given)
     check_model_file(path)

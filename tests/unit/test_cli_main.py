@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pocket_backend.api import ConfigurationError
-from pocket_backend.cli import doctor, main
-from pocket_backend.cli.chat_client import Answer
+from pocket_backend.cli import doctor, main, options
 from pocket_backend.cli.examples import examples
 from pocket_backend.triton.launcher import ServerOptions, TritonServer
 from pocket_backend.triton.ports import Ports
@@ -32,11 +31,6 @@ def test_engine_options_travel_as_environment() -> None:
     )
     assert options.environment == {"POCKETLLM_THREADS": "3", "POCKETLLM_KV_CACHE_TOKENS": "64"}
     assert options.ports.http == 0
-
-
-def test_run_is_an_alias_of_demo() -> None:
-    parsed = main._parser().parse_args(["run", "--once", "--prompt", "x", "--max-tokens", "5"])
-    assert (parsed.run, parsed.once, parsed.prompt) == (main._demo, True, "x")
 
 
 @pytest.mark.parametrize(
@@ -65,9 +59,9 @@ def test_usage_errors_are_status_two() -> None:
 
 
 def test_no_model_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "find_default_model", lambda: None)
+    monkeypatch.setattr("pocket_backend.triton.settings.find_default_model", lambda: None)
     with pytest.raises(ConfigurationError, match="no model given and no demo model installed"):
-        main.model_path(None)
+        options.model_path(None)
 
 
 def test_interrupt_is_status_130(
@@ -97,11 +91,6 @@ def test_examples_hold_the_servers_addresses() -> None:
     text = examples(server)
     assert "http://127.0.0.1:1234/v2/models/pocketllm/generate_stream" in text
     assert 'InferenceServerClient("127.0.0.1:1235")' in text
-
-
-def test_rate_counts_tokens_after_the_first() -> None:
-    assert Answer("x", "stop", 1, 11, 0.5, 2.0).tokens_per_second == 5.0
-    assert Answer("x", "stop", 1, 1, 0.5, 0.0).tokens_per_second == 0.0
 
 
 def test_the_command_is_light_to_import() -> None:
