@@ -7,8 +7,13 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from pocket_backend.observability import names
+from pocket_backend.observability.histogram import Histogram, HistogramData
+
 if TYPE_CHECKING:
     from pocket_backend.core import SchedulerStats
+
+_BATCHED = tuple(metric for metric in names.METRICS if metric.batched)
 
 
 @dataclass(slots=True)
@@ -20,12 +25,18 @@ class EngineCounters:
     )
     """Finished requests by finish reason."""
     prompt_tokens: int = 0
+    """Of requests that have their first token; so are ``cached_tokens``."""
     generated_tokens: int = 0
+    """As they come, also of requests that end badly later."""
     cached_tokens: int = 0
     steps: int = 0
     failed_steps: int = 0
     integrity_failures: int = 0
     stalls: int = 0
+    histograms: dict[str, Histogram] = field(
+        default_factory=lambda: {metric.name: Histogram(metric.buckets) for metric in _BATCHED}
+    )
+    """What is measured per step or token, by metric name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +67,16 @@ class EngineStats:
     preemptions: int = 0
     integrity_failures: int = 0
     stalls: int = 0
+    histograms: Mapping[str, HistogramData] = field(default_factory=lambda: MappingProxyType({}))
+    """What is measured per step or token, by metric name (``observability/names.py``)."""
 
     def as_dict(self) -> dict[str, object]:
+        """For JSON; a histogram as its count and sum."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**values, "requests": dict(self.requests)}
+        histograms = {
+            name: {"count": data.count, "sum": data.sum} for name, data in self.histograms.items()
+        }
+        return {**values, "requests": dict(self.requests), "histograms": histograms}
 
 
 def make_stats(
@@ -87,4 +104,7 @@ def make_stats(
         preemptions=scheduler.preemptions,
         integrity_failures=counters.integrity_failures,
         stalls=counters.stalls,
+        histograms=MappingProxyType(
+            {name: histogram.data() for name, histogram in counters.histograms.items()}
+        ),
     )

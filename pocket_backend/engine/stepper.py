@@ -16,7 +16,8 @@ from pocket_backend.api import BackendUnavailableError, EngineError, PocketLLMEr
 from pocket_backend.core import ContinuousBatchScheduler, SchedulerConfig
 from pocket_backend.engine.output import RequestOutput, merge_events
 from pocket_backend.engine.stats import EngineCounters, EngineStats, make_stats
-from pocket_backend.observability.logging import get_logger, log_event
+from pocket_backend.observability import names
+from pocket_backend.observability.logging import get_logger, log_event, prompts_are_logged
 
 if TYPE_CHECKING:
     from pocket_backend.api import FinishReason, GenerationRequest, TokenEvent
@@ -93,6 +94,11 @@ class EngineStepper:
         self.capacity_tokens = scheduler.memory.num_blocks * scheduler.memory.block_size
         """KV tokens of the pool (readable from anywhere)."""
         self.counters = EngineCounters()
+        histograms = self.counters.histograms
+        self._step_seconds = histograms[names.STEP_SECONDS.name]
+        self._batch_size = histograms[names.BATCH_SIZE.name]
+        self._step_tokens = histograms[names.STEP_TOKENS.name]
+        self._inter_token = histograms[names.INTER_TOKEN_SECONDS.name]
         self.stats = EngineStats()
         """The last snapshot (readable from anywhere: replaced as a whole)."""
         self.executing = False
@@ -236,6 +242,9 @@ class EngineStepper:
         counters = self.counters
         counters.steps += 1
         counters.failed_steps += failure is not None
+        self._step_seconds.observe(now - started)
+        self._batch_size.observe(len(plan.requests))
+        self._step_tokens.observe(plan.num_tokens)
         self._report = StepReport(
             seconds=now - started,
             sequences=len(plan.requests),
@@ -335,6 +344,7 @@ class EngineStepper:
         if output.finished:
             return
         event: TokenEvent | None = None
+        earlier, previous = output.num_tokens, output.times.last_token
         try:
             for token in update.token_ids:
                 piece = output.push(token, now, update.logprobs)
@@ -344,8 +354,10 @@ class EngineStepper:
                     break
         except Exception as error:  # noqa: BLE001  (a bug in text handling is one request's)
             self._log_output_failure(entry, error)
+            self._count_tokens(entry, output, earlier, previous, now)
             self.fail(entry, EngineError(f"{_NO_TEXT}: {error}"))
             return
+        self._count_tokens(entry, output, earlier, previous, now)
         if output.stop_string is not None:
             if update.finish_reason is None:
                 self.scheduler.finish(update.request_id, "stop", update.choice_index)
@@ -363,6 +375,28 @@ class EngineStepper:
             )
         elif event is not None:
             self._deliver(entry, event)
+
+    def _count_tokens(
+        self,
+        entry: RequestEntry,
+        output: RequestOutput,
+        earlier: int,
+        previous: float | None,
+        now: float,
+    ) -> None:
+        """Account for the tokens that ``output`` took in at ``now``, after ``earlier`` ones of
+        which the last came at ``previous``."""
+        new = output.num_tokens - earlier
+        if not new:
+            return
+        counters = self.counters
+        counters.generated_tokens += new
+        if previous is not None:
+            self._inter_token.observe(now - previous)
+        elif output.choice_index == 0:
+            counters.prompt_tokens += output.prompt_tokens
+            if entry.sequence is not None:
+                counters.cached_tokens += entry.sequence.cached_tokens
 
     def _log_output_failure(self, entry: RequestEntry, error: Exception) -> None:
         log_event(
@@ -427,32 +461,33 @@ class EngineStepper:
 
     def _close_entry(self, entry: RequestEntry, event: TokenEvent) -> None:
         """Account for a request whose last event is about to go out, and log its one line."""
-        request_id = entry.request.request_id
-        self._entries.pop(request_id, None)
-        counters = self.counters
+        request = entry.request
+        self._entries.pop(request.request_id, None)
         reason = event.finish_reason or "error"
-        completion = sum(output.num_tokens for output in entry.outputs)
-        cached = entry.outputs[0].cached_tokens
-        counters.requests[reason] += 1
-        counters.prompt_tokens += len(entry.request.prompt_tokens)
-        counters.generated_tokens += completion
-        counters.cached_tokens += cached
+        self.counters.requests[reason] += 1
         self.on_finish(entry)
         timings = event.timings
         log_event(
             _log,
             logging.WARNING if event.error is not None else logging.INFO,
             "request finished",
-            request_id=request_id,
+            request_id=request.request_id,
+            client_request_id=request.metadata.get("client_request_id") or None,
             reason=reason,
-            prompt_tokens=len(entry.request.prompt_tokens),
-            completion_tokens=completion,
-            cached_tokens=cached,
+            stop_reason=event.stop_reason if isinstance(event.stop_reason, int) else None,
+            prompt_tokens=len(request.prompt_tokens),
+            completion_tokens=sum(output.num_tokens for output in entry.outputs),
+            cached_tokens=entry.outputs[0].cached_tokens,
+            choices=len(entry.outputs),
+            priority=request.priority,
             queue_seconds=timings.queue_seconds if timings else None,
+            prefill_seconds=timings.prefill_seconds if timings else None,
+            decode_seconds=timings.decode_seconds if timings else None,
             ttft_seconds=timings.ttft_seconds if timings else None,
             tpot_seconds=timings.tpot_seconds if timings else None,
             total_seconds=timings.total_seconds if timings else None,
             error=event.error,
+            prompt_token_ids=list(request.prompt_tokens) if prompts_are_logged() else None,
         )
 
     def _deliver(self, entry: RequestEntry, event: TokenEvent) -> None:

@@ -1,8 +1,8 @@
 """Structured logs: one event per line, as JSON or ``key=value``, with the request id where known.
 
 Library code calls ``get_logger`` and ``log_event`` and never touches handlers; a process's entry
-point calls ``configure_logging`` once. Prompts and outputs are never logged: fields that would hold
-them are redacted here, whatever the caller passes.
+point calls ``configure_logging`` once. Prompts and outputs are not logged unless the operator asks
+(``POCKETLLM_LOG_PROMPTS=1``): fields that would hold them are redacted here, whatever is passed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _REDACTED = frozenset(
 logging.getLogger(ROOT).addHandler(logging.NullHandler())  # a library is silent until configured
 _MAX_VALUE = 512
 """Longest value written; a client chooses request ids and metadata."""
+_PROMPTS_VARIABLE = "POCKETLLM_LOG_PROMPTS"
+_log_prompts = False
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -45,11 +47,17 @@ def configure_logging(
     level: str | int | None = None,
     style: Literal["json", "text"] | None = None,
     stream: IO[str] | None = None,
+    *,
+    prompts: bool | None = None,
 ) -> None:
     """Send ``pocketllm.*`` to ``stream`` (stderr). Calling again replaces the earlier set-up.
 
-    Unset arguments come from ``POCKETLLM_LOG_LEVEL`` (INFO) and ``POCKETLLM_LOG_FORMAT`` (text).
+    Unset arguments come from ``POCKETLLM_LOG_LEVEL`` (INFO), ``POCKETLLM_LOG_FORMAT`` (text) and
+    ``POCKETLLM_LOG_PROMPTS`` (0); with the last, prompts are written, cut to 512 characters.
     """
+    global _log_prompts
+    asked = os.environ.get(_PROMPTS_VARIABLE, "0").lower() in ("1", "true", "yes", "on")
+    _log_prompts = asked if prompts is None else prompts
     chosen = style or os.environ.get("POCKETLLM_LOG_FORMAT", "text")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if chosen == "json" else KeyValueFormatter())
@@ -59,6 +67,11 @@ def configure_logging(
     root.addHandler(handler)
     root.setLevel(level if level is not None else os.environ.get("POCKETLLM_LOG_LEVEL", "INFO"))
     root.propagate = False
+
+
+def prompts_are_logged() -> bool:
+    """Whether the operator asked for prompts in the logs."""
+    return _log_prompts
 
 
 class JsonFormatter(logging.Formatter):
@@ -96,7 +109,7 @@ def _timestamp(record: logging.LogRecord) -> str:
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields: Mapping[str, object] = getattr(record, "pocket_fields", {})
     return {
-        key: "[redacted]" if key in _REDACTED else _bounded(value)
+        key: "[redacted]" if key in _REDACTED and not _log_prompts else _bounded(value)
         for key, value in fields.items()
         if value is not None
     }

@@ -15,6 +15,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pocket_backend.api import (
@@ -33,7 +34,7 @@ from pocket_backend.triton.control import Control, parse_control
 from pocket_backend.triton.feedback import FeedbackListener
 from pocket_backend.triton.metrics import MetricsBridge
 from pocket_backend.triton.request import Parameters, parse_parameters
-from pocket_backend.triton.responses import error_response, error_text
+from pocket_backend.triton.responses import error_response, error_text, log_refusal
 from pocket_backend.triton.settings import GeneratorSettings
 
 _log = get_logger("triton.generator")
@@ -58,10 +59,10 @@ class GeneratorModel:
         self._next_check = 0.0
         # Engine thread only, once it runs.
         self._streams: dict[str, _Stream] = {}
-        self._metrics = MetricsBridge.create(pb_utils)
+        self._metrics = MetricsBridge(pb_utils)
         self._engine = UnifiedEngine.from_args(settings.engine)
         self._engine.add_step_hook(lambda _report: self._after_step())
-        self._metrics.start(self._engine)
+        self._metrics.start(self._engine, Path(settings.engine.model).name)
         self._feedback = FeedbackListener(self._engine.cancel)
         self._backlog = Backlog(lambda: self._feedback.done)
 
@@ -71,14 +72,17 @@ class GeneratorModel:
             try:
                 self._accept(request, sender)
             except PocketLLMError as error:
+                log_refusal(_log, request, error)
                 self._refuse(sender, error)
             except Exception as error:  # noqa: BLE001  (T1: an exception must not leave a sender open)
-                log_event(_log, logging.ERROR, "request failed on arrival", exc_info=error)
+                log_event(_log, logging.ERROR, "request failed on arrival", exc_info=error,
+                          client_request_id=request.request_id() or None)  # fmt: skip
                 self._refuse(sender, error)
 
     def close(self) -> None:
         """Let open streams finish for a while, fail the rest, release the model."""
         self._feedback.close()
+        self._metrics.close()
         self._engine.close(self._drain_seconds)
         self._streams.clear()
 
@@ -144,12 +148,14 @@ class GeneratorModel:
                 "health": self._engine.health().as_dict(),
             }
         else:
-            keys = [
-                key
-                for key, stream in self._streams.items()
+            streams = [
+                stream
+                for stream in self._streams.values()
                 if stream.client_id == control.cancel_request_id
             ]
-            result = {"cancelled": sum(self._engine.cancel(key) for key in keys)}
+            for stream in streams:
+                stream.cancel_reason = "asked"
+            result = {"cancelled": sum(self._engine.cancel(stream.key) for stream in streams)}
         response = self._pb.InferenceResponse(
             [codec.text(self._pb, "control_result", json.dumps(result))]
         )
@@ -164,7 +170,7 @@ class GeneratorModel:
                     self._engine.cancel(key)
         if not self._streams:
             self._backlog.reset()
-        self._metrics.after_step(now, idle=not self._streams)
+        self._metrics.after_step()
 
 
 class _Stream:
@@ -183,6 +189,8 @@ class _Stream:
         """The engine's request id, and what the detokenizer sends back when nobody reads."""
         self.client_id: str = request.request_id()
         self.ended = False
+        self.cancel_reason = "disconnected"
+        """What it means if the request ends as cancelled (``names.CANCEL_REASONS``)."""
         self._model = model
         self._sender = sender
         self._in_ensemble = in_ensemble
@@ -212,7 +220,7 @@ class _Stream:
         finally:
             if self.ended:
                 self._model._forget(self)
-                self._model._metrics.finished(event)
+                self._model._metrics.finished(event, cancel_reason=self.cancel_reason)
 
     def _send(self, event: TokenEvent) -> None:
         last = event.finish_reason is not None

@@ -9,9 +9,11 @@ turns it into the error response.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from pocket_backend.api.errors import PocketLLMError
+from pocket_backend.observability.logging import log_event
 
 _MAX_MESSAGE = 2000
 
@@ -47,6 +49,19 @@ def response_of_text(pb_utils: Any, text: str) -> Any:
     """The error response for a non-empty ``error`` output; anybody may have sent the text."""
     code, _, message = text[: _MAX_MESSAGE + 32].partition(": ")
     return _response(pb_utils, code if code in _CODES.values() else "UNKNOWN", message)
+
+
+def log_refusal(logger: logging.Logger, request: Any, error: PocketLLMError) -> None:
+    """One line for a request that was not admitted. Without the message, which may repeat part of
+    what the client sent."""
+    log_event(
+        logger,
+        logging.INFO,
+        "request refused",
+        client_request_id=request.request_id() or None,
+        error=type(error).__name__,
+        field=getattr(error, "field", None),
+    )
 
 
 def _response(pb_utils: Any, code: str, message: str) -> Any:

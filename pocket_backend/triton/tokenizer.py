@@ -12,8 +12,9 @@ from pocket_backend.api import InvalidRequestError, PocketLLMError
 from pocket_backend.observability.logging import configure_logging, get_logger, log_event
 from pocket_backend.text import Tokenizer
 from pocket_backend.triton import codec
+from pocket_backend.triton.metrics import RefusalCounter
 from pocket_backend.triton.request import Prompt, parse_request
-from pocket_backend.triton.responses import error_response
+from pocket_backend.triton.responses import error_response, log_refusal
 from pocket_backend.triton.settings import engine_args, environment_of, model_tokenizer
 
 _log = get_logger("triton.tokenizer")
@@ -26,6 +27,7 @@ class TokenizerModel:
         configure_logging()
         codec.self_test(pb_utils)
         self._pb = pb_utils
+        self._refusals = RefusalCounter(pb_utils)
         self._tokenizer = model_tokenizer(engine_args(environment_of(args["model_config"])))
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -45,9 +47,13 @@ class TokenizerModel:
                 ]
             )
         except PocketLLMError as error:
+            self._refusals.refused(error)
+            log_refusal(_log, request, error)
             return error_response(self._pb, error)
         except Exception as error:  # noqa: BLE001  (one request must not fail its batch)
-            log_event(_log, logging.ERROR, "tokenizing failed", exc_info=error)
+            self._refusals.refused(error)
+            log_event(_log, logging.ERROR, "tokenizing failed", exc_info=error,
+                      client_request_id=request.request_id() or None)  # fmt: skip
             return error_response(self._pb, error)
 
 

@@ -108,6 +108,15 @@ def test_one_line_per_finished_request_and_no_prompt(log_lines) -> None:
     assert "secret" not in json.dumps(log_lines())
 
 
+def test_prompts_are_logged_only_when_asked(log_lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_engine(text=True)
+    monkeypatch.setattr("pocket_backend.observability.logging._log_prompts", True)
+    with engine:
+        list(engine.generate([9, 8, 7], 1))
+    (line,) = [line for line in log_lines() if line["event"] == "request finished"]
+    assert line["prompt_token_ids"] == "[9, 8, 7]"
+
+
 def test_log_fields_are_bounded_and_redacted(log_lines) -> None:
     log_event(
         get_logger("test"), logging.INFO, "event", prompt="secret", request_id="x" * 9999, note=None
