@@ -9,6 +9,7 @@
 | `console` | text, waiting lines and JSON |
 | `run` | one answer to one prompt |
 | `chat`, `conversation`, `line_editor` | a conversation in the terminal; its turns; reading lines |
+| `inspect` | what a model is and needs, from its headers |
 | `serving` | starting a server from options, serving until a signal |
 | `demo` | what `make run` shows: one streamed answer, then examples |
 | `examples` | ready-to-paste commands for a running server |

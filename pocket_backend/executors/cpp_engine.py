@@ -237,6 +237,23 @@ class CppEngineBackend(BackendExecutor):
         self._block_counts[slot] = end
 
 
+def inspect_model(ckpt: str | Path, kv_cache_dtype: str = "auto") -> Mapping[str, Any]:
+    """The engine's ``model_info`` of a model, without loading its weights.
+
+    Raises:
+        ModelLoadError, ConfigurationError, BackendUnavailableError: as ``CppEngineBackend``.
+    """
+    options = CppEngineOptions(kv_cache_dtype=kv_cache_dtype)
+    native = _native_module()
+    try:
+        info: Mapping[str, Any] = native.inspect_model(
+            _model_file(ckpt), kv_dtype=options.native_kv_dtype
+        )
+    except native.EngineError as error:
+        raise _load_error(error) from error
+    return info
+
+
 class _StepArrays:
     """The engine's arguments, allocated once; a step uses their first elements."""
 

@@ -1,0 +1,133 @@
+"""A GGUF model described from its header."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+from pocket_backend.api.errors import ModelLoadError
+from pocket_backend.executors.model_description import (
+    ModelDescription,
+    Shape,
+    TokenizerSummary,
+    by_format,
+)
+from pocket_backend.text.gguf_metadata import GgufMetadata
+
+BLOCK_SIZES: dict[str, tuple[int, int]] = {
+    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "F64": (1, 8), "I8": (1, 1), "I16": (1, 2),
+    "I32": (1, 4), "I64": (1, 8), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
+    "Q5_1": (32, 24), "Q8_0": (32, 34), "Q8_1": (32, 40), "Q2_K": (256, 84), "Q3_K": (256, 110),
+    "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "Q8_K": (256, 292),
+    "IQ1_S": (256, 50), "IQ1_M": (256, 56), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110), "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136), "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17),
+    "NVFP4": (64, 36),
+}  # fmt: skip
+"""Format -> (elements, bytes) of a block."""
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_TOKENIZER_KINDS = {"gpt2": "BPE", "llama": "SentencePiece", "bert": "WordPiece", "t5": "Unigram"}
+
+
+def first_parts(directory: Path) -> list[Path]:
+    """The GGUF models of a directory: single files, and the first parts of split ones."""
+    return [
+        file
+        for file in sorted(directory.glob("*.gguf"))
+        if (found := _PART.fullmatch(file.name)) is None or int(found.group(2)) == 1
+    ]
+
+
+def describe_gguf(path: Path) -> ModelDescription:
+    """Describe a file, or all parts of a split model from its first one.
+
+    Raises:
+        ModelLoadError: as ``GgufMetadata``; also a part that is missing.
+    """
+    files = _parts(path)
+    tensors: list[tuple[str, Sequence[int], int | None]] = []
+    for file in files:
+        with GgufMetadata(file) as part:
+            for info in part.tensors():
+                size = _tensor_bytes(info.type_name, info.shape)
+                tensors.append((info.type_name, info.shape, size))
+    with GgufMetadata(path) as metadata:
+        architecture = metadata.get_str("general.architecture")
+        if architecture is None:
+            raise ModelLoadError(f"{path}: general.architecture: is missing")
+        return ModelDescription(
+            path=path,
+            container=f"GGUF v{metadata.version}",
+            files=len(files),
+            architecture=architecture,
+            name=metadata.get_str("general.name"),
+            shape=_shape(metadata, architecture),
+            formats=by_format(tensors),
+            tokenizer=_tokenizer(metadata),
+        )
+
+
+def _parts(path: Path) -> list[Path]:
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    stem, number, count = found.group(1), int(found.group(2)), int(found.group(3))
+    files = [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    if number != 1:
+        raise ModelLoadError(f"{path}: is part {number} of {count}; give the first one")
+    for file in files:
+        if not file.is_file():
+            raise ModelLoadError(f"{path}: part {file.name} is missing")
+    return files
+
+
+def _shape(metadata: GgufMetadata, architecture: str) -> Shape:
+    def number(key: str) -> int | None:
+        name = f"{architecture}.{key}"
+        return None if metadata.array_length(name) is not None else metadata.get_int(name)
+
+    def numbers(key: str) -> tuple[int, ...]:
+        name = f"{architecture}.{key}"
+        if metadata.array_length(name) is not None:
+            return tuple(metadata.get_ints(name) or ())
+        value = metadata.get_int(name)
+        return () if value is None else (value,)
+
+    hidden, heads = number("embedding_length"), numbers("attention.head_count")
+    head_dim = number("attention.key_length")
+    if head_dim is None and hidden and heads and max(heads):
+        head_dim = hidden // max(heads)
+    return Shape(
+        layers=number("block_count"),
+        hidden=hidden,
+        heads=max(heads, default=None),
+        kv_heads=numbers("attention.head_count_kv") or heads,
+        head_dim=head_dim,
+        ffn=max(numbers("feed_forward_length"), default=None),
+        vocab=number("vocab_size") or metadata.array_length("tokenizer.ggml.tokens"),
+        context=number("context_length"),
+        experts=number("expert_count") or None,
+        sliding_window=number("attention.sliding_window") or None,
+    )
+
+
+def _tokenizer(metadata: GgufMetadata) -> TokenizerSummary:
+    model = metadata.get_str("tokenizer.ggml.model")
+    if model is None:
+        return TokenizerSummary("")
+    kind, pre = _TOKENIZER_KINDS.get(model, model), metadata.get_str("tokenizer.ggml.pre")
+    return TokenizerSummary(
+        f"{kind} ({pre})" if pre else kind,
+        metadata.array_length("tokenizer.ggml.tokens"),
+        metadata.get_str("tokenizer.chat_template"),
+    )
+
+
+def _tensor_bytes(type_name: str, shape: tuple[int, ...]) -> int | None:
+    if type_name not in BLOCK_SIZES:
+        return None
+    elements, size = BLOCK_SIZES[type_name]
+    return prod(shape) // elements * size
