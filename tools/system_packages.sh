@@ -24,8 +24,14 @@ headers = pathlib.Path(sysconfig.get_path("include"), "Python.h")
 sys.exit(not (headers.exists() and any(pathlib.Path(f, name).exists() for f in folders)))
 PY
 fi
-[ -n "$missing" ] || exit 0
+may_install=""
 if [ "${1:-}" != --check ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+  may_install=yes
+  # Only some tests of metrics and alerts need it, and they are skipped without: never demanded.
+  need prometheus "$(command -v promtool || true)"
+fi
+[ -n "$missing" ] || exit 0
+if [ -n "$may_install" ]; then
   echo "installing:$missing"
   apt-get update -qq
   # shellcheck disable=SC2086  # a list of package names

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tool_scripts import load_tool
 from triton_clients import wait_for
 from triton_doubles import Request, ints, make_pb_utils, model_args, strings
 from triton_metrics import FakeMetricFamily
@@ -23,7 +21,6 @@ from pocket_backend.triton.generator import GeneratorModel
 from pocket_backend.triton.metrics import TritonMetrics
 from pocket_backend.triton.tokenizer import TokenizerModel
 
-ROOT = Path(__file__).resolve().parents[2]
 STEP_SECONDS = 0.001
 
 
@@ -205,18 +202,8 @@ def test_writes_do_not_grow_with_tokens(
 # --- the page -------------------------------------------------------------------------------------
 
 
-def load_tool() -> ModuleType:
-    path = ROOT / "tools" / "write_metrics_reference.py"
-    spec = importlib.util.spec_from_file_location("write_metrics_reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_is_current() -> None:
-    tool = load_tool()
+    tool = load_tool("write_metrics_reference")
     page = tool.PAGE.read_text(encoding="utf-8")
     assert tool.render(page) == page, "run: python tools/write_metrics_reference.py"
     assert all(f"`{metric.name}`" in page for metric in names.METRICS)
