@@ -10,6 +10,9 @@
 | `run` | one answer to one prompt |
 | `chat`, `conversation`, `line_editor` | a conversation in the terminal; its turns; reading lines |
 | `inspect` | what a model is and needs, from its headers |
+| `models` | the models of directories or of a server |
+| `bench` | tokens per second and latencies, in process or of a server |
+| `completion` | scripts for shells, from the parser |
 | `serving` | starting a server from options, serving until a signal |
 | `demo` | what `make run` shows: one streamed answer, then examples |
 | `examples` | ready-to-paste commands for a running server |

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pocket_backend.cli import chat, inspect, run
+from pocket_backend.cli import bench, chat, completion, inspect, models, run
 from pocket_backend.cli.console import note, print_json
 from pocket_backend.cli.exit_codes import FAILED, INTERRUPTED, status_of
 from pocket_backend.cli.options import add_engine_options, engine_environment, model_path
 from pocket_backend.triton.launcher import ServerOptions
 from pocket_backend.triton.ports import Ports
 
-_COMMANDS = (run, chat, inspect)
+_COMMANDS = (run, chat, inspect, models, bench, completion)
 """Modules of commands: `add_parser` and what it points to."""
 
 
