@@ -64,7 +64,10 @@ void run_step(const KernelTable& kernels, ThreadPool& pool, const ModelWeights& 
     float* y = is_head ? a.head.data() : a.y.data();
     const std::size_t ldy = w.panels() * kPanelRows;
     if (w.quantised() && quantised_columns != w.columns) {
-      kernels.quantise_rows(a.x.data(), w.columns, rows, a.rows_of(w.columns));
+      const QuantisedRows all = a.rows_of(w.columns, rows);
+      for (std::size_t row = 0; row < rows; ++row) {
+        kernels.quantise_row(a.x.data() + row * w.columns, quantised_row(all, row, 0, w.columns));
+      }
       quantised_columns = w.columns;
     }
     const std::size_t tasks = is_head ? 64 : 2 * pool.size();
@@ -72,7 +75,7 @@ void run_step(const KernelTable& kernels, ThreadPool& pool, const ModelWeights& 
       const std::size_t begin = w.panels() * task / tasks;
       const std::size_t end = w.panels() * (task + 1) / tasks;
       if (w.quantised()) {
-        kernels.matmul_q8(w, a.rows_of(w.columns), m, begin, end, y, ldy);
+        kernels.matmul_q8(w, a.rows_of(w.columns, m), begin, end, y, ldy);
       } else {
         kernels.matmul_f32(w, a.x.data(), w.columns, m, begin, end, y, ldy);
       }
@@ -248,9 +251,12 @@ void bench_rows(const Options& options, const KernelTable& kernels, Results& res
   const std::pair<const char*, std::function<void()>> cases[] = {
       {"rms_norm/576",
        [&] { kernels.rms_norm(a.x.data(), weight.data(), kHidden, 1e-5f, out.data()); }},
-      {"quantise_rows/576",
-       [&] { kernels.quantise_rows(a.x.data(), kHidden, 1, a.rows_of(kHidden)); }},
-      {"quantise_rows/1536", [&] { kernels.quantise_rows(a.x.data(), kFfn, 1, a.rows_of(kFfn)); }},
+      {"quantise_row/576",
+       [&] {
+         kernels.quantise_row(a.x.data(), quantised_row(a.rows_of(kHidden, 1), 0, 0, kHidden));
+       }},
+      {"quantise_row/1536",
+       [&] { kernels.quantise_row(a.x.data(), quantised_row(a.rows_of(kFfn, 1), 0, 0, kFfn)); }},
       {"silu_mul/1536", [&] { kernels.silu_mul(a.x.data(), weight.data(), kFfn, out.data()); }},
       {"add/576", [&] { kernels.add(out.data(), weight.data(), kHidden); }},
       {"rope/12 heads",

@@ -107,20 +107,20 @@ struct Activations {
         q(rows * kFfn),
         scale(rows * kFfn / kQuantBlock),
         scaled_sum(scale.size()),
-        sum(scale.size()) {
+        negative_sum(scale.size()) {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     for (float& value : x) {
       value = normal(random);
     }
   }
-  [[nodiscard]] QuantisedRows rows_of(std::size_t columns) {
-    return {q.data(), scale.data(), scaled_sum.data(), sum.data(), columns};
+  [[nodiscard]] QuantisedRows rows_of(std::size_t columns, std::size_t rows) {
+    return {q.data(), scale.data(), scaled_sum.data(), negative_sum.data(), columns, rows};
   }
   std::vector<float> x, y, head;
   std::vector<std::int8_t> q;
   std::vector<float> scale, scaled_sum;
-  std::vector<std::int32_t> sum;
+  std::vector<std::int32_t> negative_sum;
 };
 
 }  // namespace pocket::bench

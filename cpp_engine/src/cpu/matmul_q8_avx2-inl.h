@@ -31,7 +31,7 @@ inline __m256i load_vector(const std::uint8_t* from) {
 
 /// dot[r] = 8 outputs' exact products of one block. `codes` points to the half panel.
 template <std::size_t kRows>
-inline void nibble_dots(const std::uint8_t* codes, const std::int8_t* q, std::size_t stride,
+inline void nibble_dots(const std::uint8_t* codes, const std::int8_t* q, std::size_t height,
                         __m256i* dot) {
   const __m256i low = _mm256_set1_epi8(15);
 #pragma GCC unroll 4
@@ -41,9 +41,10 @@ inline void nibble_dots(const std::uint8_t* codes, const std::int8_t* q, std::si
     const __m256i second = _mm256_and_si256(_mm256_srli_epi16(nibbles, 4), low);
 #pragma GCC unroll 4
     for (std::size_t r = 0; r < kRows; ++r) {
-      const std::int8_t* at = q + r * stride + 4 * group;
-      const __m256i sum = _mm256_add_epi16(_mm256_maddubs_epi16(first, broadcast_group(at)),
-                                           _mm256_maddubs_epi16(second, broadcast_group(at + 16)));
+      const std::int8_t* at = q + 4 * (group * height + r);
+      const __m256i sum =
+          _mm256_add_epi16(_mm256_maddubs_epi16(first, broadcast_group(at)),
+                           _mm256_maddubs_epi16(second, broadcast_group(at + 16 * height)));
       dot[r] = group == 0 ? sum : _mm256_add_epi16(dot[r], sum);
     }
   }
@@ -54,7 +55,7 @@ inline void nibble_dots(const std::uint8_t* codes, const std::int8_t* q, std::si
 }
 
 template <std::size_t kRows>
-inline void byte_dots(const std::uint8_t* codes, const std::int8_t* q, std::size_t stride,
+inline void byte_dots(const std::uint8_t* codes, const std::int8_t* q, std::size_t height,
                       __m256i* dot) {
   const __m256i flip = _mm256_set1_epi8(-128);
   const __m256i ones = _mm256_set1_epi16(1);
@@ -64,7 +65,7 @@ inline void byte_dots(const std::uint8_t* codes, const std::int8_t* q, std::size
     const __m256i magnitude = _mm256_abs_epi8(w);
 #pragma GCC unroll 4
     for (std::size_t r = 0; r < kRows; ++r) {
-      const __m256i a = broadcast_group(q + r * stride + 4 * group);
+      const __m256i a = broadcast_group(q + 4 * (group * height + r));
       const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(a, w));
       const __m256i sum = _mm256_madd_epi16(pairs, ones);
       dot[r] = group == 0 ? sum : _mm256_add_epi32(dot[r], sum);
@@ -76,7 +77,6 @@ inline void byte_dots(const std::uint8_t* codes, const std::int8_t* q, std::size
 template <PackedLayout kLayout, std::size_t kRows>
 void q8_half_tile(const std::uint8_t* weights, std::size_t half, const ActivationTile& x, float* y,
                   std::size_t ldy) {
-  const std::size_t stride = x.blocks * kQuantBlock;
   const std::uint8_t* scales = weights + half * kHalfPanel * 2;
   const std::uint8_t* codes = weights + kScaleBytes<kLayout> + half * kHalfPanel * 4;
   __m256 acc[kRows];
@@ -87,9 +87,9 @@ void q8_half_tile(const std::uint8_t* weights, std::size_t half, const Activatio
   for (std::size_t block = 0; block < x.blocks; ++block) {
     __m256i dot[kRows];
     if constexpr (kNibbleCodes<kLayout>) {
-      nibble_dots<kRows>(codes, x.q + block * kQuantBlock, stride, dot);
+      nibble_dots<kRows>(codes, x.q + block * kQuantBlock * x.height, x.height, dot);
     } else {
-      byte_dots<kRows>(codes, x.q + block * kQuantBlock, stride, dot);
+      byte_dots<kRows>(codes, x.q + block * kQuantBlock * x.height, x.height, dot);
     }
     const auto halves_at = [&](std::size_t offset) {
       return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + offset)));
@@ -97,9 +97,9 @@ void q8_half_tile(const std::uint8_t* weights, std::size_t half, const Activatio
     const __m256 d = halves_at(0);
 #pragma GCC unroll 4
     for (std::size_t r = 0; r < kRows; ++r) {
-      const std::size_t at = r * x.blocks + block;
+      const std::size_t at = block * x.height + r;
       if constexpr (kLayout == PackedLayout::kU4Scale) {
-        dot[r] = _mm256_sub_epi32(dot[r], _mm256_set1_epi32(8 * x.sum[at]));
+        dot[r] = _mm256_add_epi32(dot[r], _mm256_set1_epi32(8 * x.negative_sum[at]));
       }
       const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dot[r]), d);
       acc[r] = _mm256_fmadd_ps(scaled, _mm256_set1_ps(x.scale[at]), acc[r]);

@@ -18,7 +18,7 @@ namespace {
 
 /// 8 accumulators and the 8 unpacked vectors leave registers for four rows' chains in flight; 12
 /// and 16 rows are no faster on Zen 4.
-constexpr std::size_t kMaxTileRows = 8;
+constexpr std::size_t kMaxTileRows = kRowGroup;
 
 /// Code vector `group` (0..7) of a block: 16 rows x columns 4 group .. 4 group + 3, as u8.
 template <PackedLayout kLayout>
@@ -37,10 +37,14 @@ inline __m512 load_halves(const std::uint8_t* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-inline __m512i broadcast_group(const std::int8_t* q) {
-  std::int32_t group;
-  __builtin_memcpy(&group, q, sizeof group);
-  return _mm512_set1_epi32(group);
+/// acc += code vector . the 4-byte group at `group`, broadcast by the instruction itself: compilers
+/// emit a load of its own for that, and the kernel has no issue slots to give away.
+inline __m512i dot_add_broadcast(__m512i acc, __m512i codes, const std::int8_t* group) {
+  using Group [[gnu::may_alias]] = std::int32_t;
+  asm("vpdpbusd %2%{1to16%}, %1, %0"
+      : "+v"(acc)
+      : "v"(codes), "m"(*reinterpret_cast<const Group*>(group)));
+  return acc;
 }
 
 /// Weights come from memory in one ascending stream, which the hardware prefetcher follows. Few
@@ -63,22 +67,11 @@ inline void prefetch_weights(const std::uint8_t* weights) {
 
 template <PackedLayout kLayout, std::size_t kRows>
 void q8_tile(const std::uint8_t* weights, const ActivationTile& x, float* y, std::size_t ldy) {
-  // A row's codes are 8 times as far apart as its floats: one offset register serves both.
-  const auto* q = x.q;
-  const auto* scale = reinterpret_cast<const std::uint8_t*>(x.scale);
-  const auto* scaled_sum = reinterpret_cast<const std::uint8_t*>(x.scaled_sum);
-  const auto* sum = reinterpret_cast<const std::uint8_t*>(x.sum);
-  std::size_t row_offset[kRows];
-#pragma GCC unroll 16
-  for (std::size_t r = 0; r < kRows; ++r) {
-    row_offset[r] = r * x.blocks * sizeof(float);
-  }
-  const auto float_at = [](const std::uint8_t* at) {
-    float value;
-    __builtin_memcpy(&value, at, sizeof value);
-    return _mm512_set1_ps(value);
-  };
-
+  // Whole row groups: the height is kRows, and every address a constant away from four pointers.
+  const std::int8_t* q = x.q;
+  const float* scale = x.scale;
+  const float* scaled_sum = x.scaled_sum;
+  const std::int32_t* negative_sum = x.negative_sum;
   __m512 acc[kRows];
 #pragma GCC unroll 16
   for (std::size_t r = 0; r < kRows; ++r) {
@@ -94,34 +87,26 @@ void q8_tile(const std::uint8_t* weights, const ActivationTile& x, float* y, std
     }
 #pragma GCC unroll 16
     for (std::size_t r = 0; r < kRows; ++r) {
-      // Two chains of four; the next rows' chains overlap with them.
-      __m512i low = _mm512_setzero_si512();
-      __m512i high = _mm512_setzero_si512();
-#pragma GCC unroll 4
-      for (std::size_t group = 0; group < 4; ++group) {
-        const std::int8_t* at = q + 8 * row_offset[r] + 4 * group;
-        low = _mm512_dpbusd_epi32(low, w[group], broadcast_group(at));
-        high = _mm512_dpbusd_epi32(high, w[group + 4], broadcast_group(at + 16));
-      }
-      __m512i dot = _mm512_add_epi32(low, high);
+      // One chain of eight; the next rows' chains overlap with it.
+      __m512i dot = _mm512_setzero_si512();
       if constexpr (!kHasMin<kLayout>) {
-        constexpr int kShift = kNibbleCodes<kLayout> ? 3 : 7;
-        std::int32_t total;
-        __builtin_memcpy(&total, sum + row_offset[r], sizeof total);
-        dot = _mm512_sub_epi32(dot, _mm512_slli_epi32(_mm512_set1_epi32(total), kShift));
+        dot = _mm512_slli_epi32(_mm512_set1_epi32(negative_sum[r]), kNibbleCodes<kLayout> ? 3 : 7);
+      }
+#pragma GCC unroll 8
+      for (std::size_t group = 0; group < 8; ++group) {
+        dot = dot_add_broadcast(dot, w[group], q + 4 * (group * kRows + r));
       }
       const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), d);
-      acc[r] = _mm512_fmadd_ps(scaled, float_at(scale + row_offset[r]), acc[r]);
+      acc[r] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(scale[r]), acc[r]);
       if constexpr (kHasMin<kLayout>) {
-        acc[r] = _mm512_fmadd_ps(load_halves(weights + 32), float_at(scaled_sum + row_offset[r]),
-                                 acc[r]);
+        acc[r] = _mm512_fmadd_ps(load_halves(weights + 32), _mm512_set1_ps(scaled_sum[r]), acc[r]);
       }
     }
     weights += kBlockBytes<kLayout>;
-    q += kQuantBlock;
-    scale += sizeof(float);
-    scaled_sum += sizeof(float);
-    sum += sizeof(float);
+    q += kRows * kQuantBlock;
+    scale += kRows;
+    scaled_sum += kRows;
+    negative_sum += kRows;
   }
 #pragma GCC unroll 16
   for (std::size_t r = 0; r < kRows; ++r) {

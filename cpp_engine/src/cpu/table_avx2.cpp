@@ -21,7 +21,7 @@ const KernelTable& avx2_table() noexcept {
       .matmul_q8 = matmul_q8,
       .matmul_f32 = matmul_f32,
       .unpack_row = unpack_packed_row,
-      .quantise_rows = quantise_rows,
+      .quantise_row = quantise_row,
       .rms_norm = rms_norm,
       .rope = rope,
       .silu_mul = silu_mul,

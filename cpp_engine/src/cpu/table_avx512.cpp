@@ -1,4 +1,5 @@
 #define POCKET_ISA avx512
+#define POCKET_WIDE_TILES
 // The order matters: the kernels are written over the lanes of the first file.
 // clang-format off
 #include "vec16_avx512-inl.h"
@@ -9,6 +10,7 @@
 #include "attention_driver-inl.h"
 #include "float_matmul-inl.h"
 #include "matmul_q8_avx512-inl.h"
+#include "matmul_q8_wide_avx512-inl.h"
 #include "matmul_q8_driver-inl.h"
 // clang-format on
 
@@ -21,7 +23,7 @@ const KernelTable& avx512_table() noexcept {
       .matmul_q8 = matmul_q8,
       .matmul_f32 = matmul_f32,
       .unpack_row = unpack_packed_row,
-      .quantise_rows = quantise_rows,
+      .quantise_row = quantise_row,
       .rms_norm = rms_norm,
       .rope = rope,
       .silu_mul = silu_mul,

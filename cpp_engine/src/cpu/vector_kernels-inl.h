@@ -112,12 +112,12 @@ constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 
 /// One block of 32 values (`a`, then `b`): amax, scale = amax / 127, q = round(x * (127 / amax)).
 void quantise_block(const Vec& a, const Vec& b, std::int8_t* q, float* scale, float* scaled_sum,
-                    std::int32_t* sum) {
+                    std::int32_t* negative_sum) {
   const std::uint32_t bits = max_magnitude(a, b);
   float amax;
   __builtin_memcpy(&amax, &bits, sizeof amax);
   if (bits >= kInfinityBits) {
-    *sum = store_codes(q, zero(), zero());
+    *negative_sum = store_codes(q, zero(), zero());
     *scale = __builtin_nanf("");
     *scaled_sum = __builtin_nanf("");
     return;
@@ -125,41 +125,39 @@ void quantise_block(const Vec& a, const Vec& b, std::int8_t* q, float* scale, fl
   const bool tiny = bits < kSmallestBlockBits;
   const Vec inverse = splat(tiny ? 0.0f : 127.0f / amax);
   const std::int32_t total = store_codes(q, mul(a, inverse), mul(b, inverse));
-  *sum = total;
+  *negative_sum = -total;
   *scale = tiny ? 0.0f : amax / 127.0f;
   *scaled_sum = *scale * static_cast<float>(total);
 }
 
-/// Quantises one row into row `row` of `out`; `values(k)` gives the 16 values from column k on.
+/// Quantises a row; `values(k)` gives the 16 values from column k on.
 template <typename Values>
-void quantise_row(const QuantisedRows& out, std::size_t row, Values values) {
-  const std::size_t blocks = out.columns / kQuantBlock;
-  for (std::size_t block = 0; block < blocks; ++block) {
-    const std::size_t at = row * blocks + block;
+void quantise_values(const QuantisedRow& out, Values values) {
+  constexpr std::size_t kGroup = 4;
+  for (std::size_t block = 0; block * kQuantBlock < out.columns; ++block) {
+    const std::size_t at = block * out.stride;
     const std::size_t k = block * kQuantBlock;
-    quantise_block(values(k), values(k + kLanes), out.q + at * kQuantBlock, out.scale + at,
-                   out.scaled_sum + at, out.sum + at);
+    std::int8_t codes[kQuantBlock];
+    quantise_block(values(k), values(k + kLanes), codes, out.scale + at, out.scaled_sum + at,
+                   out.negative_sum + at);
+    for (std::size_t i = 0; i < kQuantBlock; i += kGroup) {
+      __builtin_memcpy(out.q + (k + i) * out.stride, codes + i, kGroup);
+    }
   }
 }
 
-void quantise_rows(const float* x, std::size_t ldx, std::size_t m_rows, QuantisedRows out) {
-  for (std::size_t m = 0; m < m_rows; ++m) {
-    quantise_row(out, m, [&](std::size_t k) { return load(x + m * ldx + k); });
-  }
+void quantise_row(const float* x, const QuantisedRow& out) {
+  quantise_values(out, [&](std::size_t k) { return load(x + k); });
 }
 
-void rms_norm_quantise(float* x, const float* residual, const float* weight, float eps,
-                       QuantisedRows out) {
-  if (residual != nullptr) {
-    add_to(x, residual, out.columns);
-  }
+void rms_norm_quantise(const float* x, const float* weight, float eps, const QuantisedRow& out) {
   const Vec inverse = splat(inverse_rms(x, out.columns, eps));
-  quantise_row(out, 0,
-               [&](std::size_t k) { return mul(mul(load(x + k), inverse), load(weight + k)); });
+  quantise_values(out,
+                  [&](std::size_t k) { return mul(mul(load(x + k), inverse), load(weight + k)); });
 }
 
-void silu_mul_quantise(const float* gate, const float* up, QuantisedRows out) {
-  quantise_row(out, 0, [&](std::size_t k) { return silu_times(load(gate + k), load(up + k)); });
+void silu_mul_quantise(const float* gate, const float* up, const QuantisedRow& out) {
+  quantise_values(out, [&](std::size_t k) { return silu_times(load(gate + k), load(up + k)); });
 }
 
 /// Keeps the largest value of each run of 256 and searches only the winning run for its index.

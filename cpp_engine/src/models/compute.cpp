@@ -13,7 +13,7 @@ ActivationsPlan::ActivationsPlan(BufferPlan& plan, std::size_t rows, std::size_t
     q_ = plan.add<std::int8_t>(rows * columns);
     scale_ = plan.add<float>(blocks);
     scaled_sum_ = plan.add<float>(blocks);
-    sum_ = plan.add<std::int32_t>(blocks);
+    negative_sum_ = plan.add<std::int32_t>(blocks);
   }
 }
 
@@ -27,8 +27,9 @@ Activations ActivationsPlan::bind(AlignedBuffer& arena) const {
     bound.quantised = {.q = arena.view<std::int8_t>(q_, rows_ * columns_).data(),
                        .scale = arena.view<float>(scale_, blocks).data(),
                        .scaled_sum = arena.view<float>(scaled_sum_, blocks).data(),
-                       .sum = arena.view<std::int32_t>(sum_, blocks).data(),
-                       .columns = columns_};
+                       .negative_sum = arena.view<std::int32_t>(negative_sum_, blocks).data(),
+                       .columns = columns_,
+                       .rows = 0};
   }
   return bound;
 }

@@ -35,21 +35,14 @@ struct InputForm {
 }
 
 /// Rows of activations in the forms that their consumers want; arrays of unused forms are null.
+/// Quantised rows are interleaved, so their writers and readers must agree on `quantised.rows`:
+/// `set_rows` before the first is written.
 struct Activations {
   std::size_t columns = 0;
   float* values = nullptr;  ///< [rows, columns]
   QuantisedRows quantised{};
 
-  /// `count` columns of one row as a quantisation target.
-  [[nodiscard]] QuantisedRows quantised_part(std::size_t row, std::size_t column,
-                                             std::size_t count) const noexcept {
-    const std::size_t block = (row * columns + column) / kQuantBlock;
-    return {.q = quantised.q + row * columns + column,
-            .scale = quantised.scale + block,
-            .scaled_sum = quantised.scaled_sum + block,
-            .sum = quantised.sum + block,
-            .columns = count};
-  }
+  void set_rows(std::size_t rows) noexcept { quantised.rows = rows; }
 };
 
 /// Offsets of an `Activations` in an arena, before and after allocation.
@@ -67,7 +60,7 @@ class ActivationsPlan {
   std::size_t q_ = 0;
   std::size_t scale_ = 0;
   std::size_t scaled_sum_ = 0;
-  std::size_t sum_ = 0;
+  std::size_t negative_sum_ = 0;
 };
 
 }  // namespace pocket

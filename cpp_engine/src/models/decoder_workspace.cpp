@@ -26,7 +26,6 @@ DecoderWorkspace::DecoderWorkspace(const DecoderConfig& config, const ModelOptio
   const ActivationsPlan head_plan(plan, options.max_logits_rows, config.hidden, forms.head_input);
   const std::size_t logits_at = plan.add<float>(options.max_logits_rows * logits_stride);
   const std::size_t attention_scratch_at = plan.add<float>(threads * attention.scratch_floats);
-  const std::size_t norm_scratch_at = plan.add<float>(threads * config.hidden);
   const std::size_t matmul_scratch_at = plan.add<float>(threads * matmul_scratch_floats());
 
   arena_ = AlignedBuffer(plan.bytes());
@@ -43,7 +42,6 @@ DecoderWorkspace::DecoderWorkspace(const DecoderConfig& config, const ModelOptio
   mlp_inner = mlp_plan.bind(arena_);
   head_input = head_plan.bind(arena_);
   logits = floats(logits_at);
-  norm_scratch = floats(norm_scratch_at);
   matmul_scratch = floats(matmul_scratch_at);
 }
 

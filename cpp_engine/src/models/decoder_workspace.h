@@ -24,6 +24,13 @@ class DecoderWorkspace {
   DecoderWorkspace(const DecoderConfig& config, const ModelOptions& options, const Forms& forms,
                    std::size_t logits_stride);
 
+  /// Rows of the coming step, for the arrays whose layout depends on them.
+  void set_rows(std::size_t rows) noexcept {
+    input.set_rows(rows);
+    attention.output.set_rows(rows);
+    mlp_inner.set_rows(rows);
+  }
+
   [[nodiscard]] std::size_t bytes() const noexcept { return arena_.size(); }
 
   float* residual;    ///< [tokens, hidden]
@@ -32,7 +39,6 @@ class DecoderWorkspace {
   Activations mlp_inner;
   Activations head_input;
   float* logits;          ///< [logits rows, logits_stride]
-  float* norm_scratch;    ///< [threads][hidden]
   float* matmul_scratch;  ///< [threads][matmul_scratch_floats()]
 
  private:

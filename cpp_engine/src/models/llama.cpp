@@ -57,24 +57,25 @@ class Llama final : public Model {
   void forward(const ForwardBatch& batch, KvPool& kv) override {
     DecoderWorkspace& w = *workspace_;
     const std::size_t rows = batch.token_ids.size();
+    w.set_rows(rows);
     schedule_.plan(batch.sequences);
     embed(compute_, embedding_, batch.token_ids, w.residual);
     for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
       const Block& block = blocks_[layer];
-      normalise(compute_, w.residual, rows, {}, block.attention_norm, config_.norm_epsilon, w.input,
-                w.norm_scratch);
+      normalise(compute_, w.residual, rows, {}, block.attention_norm, config_.norm_epsilon,
+                w.input);
       block.attention.run(compute_, config_, rope_, schedule_, layer, w.input, rows, kv,
                           w.attention, w.residual, w.matmul_scratch);
-      normalise(compute_, w.residual, rows, {}, block.mlp_norm, config_.norm_epsilon, w.input,
-                w.norm_scratch);
+      normalise(compute_, w.residual, rows, {}, block.mlp_norm, config_.norm_epsilon, w.input);
       block.mlp.run(compute_, w.input, rows, w.mlp_inner, w.residual, w.matmul_scratch);
     }
   }
 
   float* logits(std::span<const std::int32_t> rows) override {
     DecoderWorkspace& w = *workspace_;
+    w.head_input.set_rows(rows.size());
     normalise(compute_, w.residual, rows.size(), rows, output_norm_, config_.norm_epsilon,
-              w.head_input, w.norm_scratch);
+              w.head_input);
     const Projection head{head_, w.logits, logits_stride()};
     project(compute_, w.head_input, rows.size(), std::span(&head, 1));
     return w.logits;

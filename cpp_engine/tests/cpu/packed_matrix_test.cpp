@@ -47,7 +47,7 @@ TEST_CASE("packed matrix: the padding rows of the last panel multiply to zero") 
     for (const KernelTable* table : all_tables()) {
       if (w.matrix().quantised()) {
         Quantised q(*table, x, 1, 64);
-        table->matmul_q8(w.matrix(), q.view(), 1, 0, 2, y.data(), 32);
+        table->matmul_q8(w.matrix(), q.view(), 0, 2, y.data(), 32);
       } else {
         table->matmul_f32(w.matrix(), x.data(), 64, 1, 0, 2, y.data(), 32);
       }

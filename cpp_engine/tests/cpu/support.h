@@ -136,22 +136,32 @@ struct Quantised {
       : q(rows * columns),
         scale(rows * columns / kQuantBlock),
         scaled_sum(scale.size()),
-        sum(scale.size()),
-        width(columns) {}
+        negative_sum(scale.size()),
+        width(columns),
+        height(rows) {}
   Quantised(const KernelTable& table, std::span<const float> x, std::size_t rows,
             std::size_t columns)
       : Quantised(rows, columns) {
-    table.quantise_rows(x.data(), columns, rows, view());
+    for (std::size_t row = 0; row < rows; ++row) {
+      table.quantise_row(x.data() + row * columns, this->row(row));
+    }
   }
-  [[nodiscard]] QuantisedRows view(std::size_t first_row = 0) {
-    const std::size_t at = first_row * width / kQuantBlock;
-    return {q.data() + first_row * width, scale.data() + at, scaled_sum.data() + at,
-            sum.data() + at, width};
+  [[nodiscard]] QuantisedRows view() {
+    return {q.data(), scale.data(), scaled_sum.data(), negative_sum.data(), width, height};
+  }
+  [[nodiscard]] QuantisedRow row(std::size_t row) { return quantised_row(view(), row, 0, width); }
+  [[nodiscard]] int code(std::size_t row, std::size_t column) {
+    const QuantisedRow at = quantised_row(view(), row, column / 32 * 32, 32);
+    return at.q[column % 32 / 4 * 4 * at.stride + column % 4];
+  }
+  [[nodiscard]] float block_scale(std::size_t row, std::size_t block) {
+    return *quantised_row(view(), row, block * 32, 32).scale;
   }
   std::vector<std::int8_t> q;
   std::vector<float> scale, scaled_sum;
-  std::vector<std::int32_t> sum;
+  std::vector<std::int32_t> negative_sum;
   std::size_t width;
+  std::size_t height;
 };
 
 }  // namespace pocket::test

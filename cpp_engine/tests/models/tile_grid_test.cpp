@@ -14,7 +14,8 @@ TEST_CASE("tiles cover every output exactly once and stay within their bounds") 
     for (const std::size_t units : {1U, 2U, 12U, 36U, 60U, 97U, 3072U}) {
       for (const std::size_t unit_columns : {16U, 64U}) {
         for (const std::size_t threads : {1U, 2U, 16U}) {
-          const TileGrid grid(rows, units, unit_columns, threads);
+          const std::size_t granule = unit_columns == 16 ? 2 : 1;
+          const TileGrid grid(rows, units, unit_columns, threads, granule);
           std::vector<int> covered(rows * units, 0);
           for (std::size_t task = 0; task < grid.tasks(); ++task) {
             const Tile tile = grid.tile(task);
@@ -22,6 +23,7 @@ TEST_CASE("tiles cover every output exactly once and stay within their bounds") 
             REQUIRE(tile.row_end <= rows);
             REQUIRE(tile.unit_begin < tile.unit_end);
             REQUIRE(tile.unit_end <= units);
+            REQUIRE((rows < TileGrid::kManyRows || tile.unit_begin % granule == 0));
             REQUIRE(tile.rows() <= TileGrid::kTileRows);
             REQUIRE(tile.rows() * tile.units() * unit_columns <= TileGrid::kTileFloats);
             for (std::size_t r = tile.row_begin; r < tile.row_end; ++r) {

@@ -5,19 +5,9 @@
 
 #include "pocket/cpu/isa.h"
 #include "pocket/cpu/packed_matrix.h"
+#include "pocket/cpu/quantised_rows.h"
 
 namespace pocket {
-
-/// M rows of activations quantised to int8 per block of 32 columns: x = scale * q.
-/// `q` is [rows, columns], `scale` and `scaled_sum` are [rows, columns / 32], all row-major and
-/// dense; `sum` is the integer sum of a block's codes, `scaled_sum` = scale * sum.
-struct QuantisedRows {
-  std::int8_t* q;
-  float* scale;
-  float* scaled_sum;
-  std::int32_t* sum;
-  std::size_t columns;
-};
 
 /// Attention of a tile of query rows of one sequence over that sequence's paged KV, for one KV
 /// head.
@@ -70,10 +60,10 @@ enum class KvDType : std::uint8_t { kF32, kF16, kI8 };
 struct KernelTable {
   Isa isa;
 
-  /// y[m][16p..16p+16) = x[m] . W for panels p in [panel_begin, panel_end), m in [0, m_rows).
+  /// y[m][16p..16p+16) = x[m] . W for panels p in [panel_begin, panel_end), m in [0, x.rows).
   /// `ldy` is floats between rows of y, which holds at least `panels() * 16` floats a row.
-  void (*matmul_q8)(const PackedMatrix& w, const QuantisedRows& x, std::size_t m_rows,
-                    std::size_t panel_begin, std::size_t panel_end, float* y, std::size_t ldy);
+  void (*matmul_q8)(const PackedMatrix& w, const QuantisedRows& x, std::size_t panel_begin,
+                    std::size_t panel_end, float* y, std::size_t ldy);
   /// The exact path: float activations against any layout (quantised weights are decoded exactly),
   /// one fused chain over K in column order.
   void (*matmul_f32)(const PackedMatrix& w, const float* x, std::size_t ldx, std::size_t m_rows,
@@ -81,9 +71,9 @@ struct KernelTable {
   /// out[0..columns) = row `row` of W in float32: embedding lookup from the packed matrix.
   void (*unpack_row)(const PackedMatrix& w, std::size_t row, float* out);
 
-  /// Quantises `m_rows` rows: scale = amax / 127, q = round-half-even(x / scale); an all-zero block
-  /// gets scale 0. Columns are a multiple of 32. A NaN or infinity in a block makes its scale NaN.
-  void (*quantise_rows)(const float* x, std::size_t ldx, std::size_t m_rows, QuantisedRows out);
+  /// Quantises `out.columns` values: scale = amax / 127, q = round-half-even(x / scale); an
+  /// all-zero block gets scale 0. A NaN or infinity in a block makes its scale NaN.
+  void (*quantise_row)(const float* x, const QuantisedRow& out);
 
   /// y = x / sqrt(mean(x^2) + eps) * weight. The sum of squares uses 16 strided partial sums.
   void (*rms_norm)(const float* x, const float* weight, std::size_t n, float eps, float* y);
@@ -105,13 +95,13 @@ struct KernelTable {
   std::size_t (*argmax)(const float* x, std::size_t n);
 
   // Fused forms: the same bits as their parts one after the other, without the trips to memory.
-  // They work on one row, of `out.columns` values, and write row 0 of `out`.
+  // They work on one row, of `out.columns` values.
 
-  /// x += residual (unless null), then rms_norm of x, quantised. x keeps the sum.
-  void (*rms_norm_quantise)(float* x, const float* residual, const float* weight, float eps,
-                            QuantisedRows out);
+  /// rms_norm, quantised.
+  void (*rms_norm_quantise)(const float* x, const float* weight, float eps,
+                            const QuantisedRow& out);
   /// silu_mul, quantised.
-  void (*silu_mul_quantise)(const float* gate, const float* up, QuantisedRows out);
+  void (*silu_mul_quantise)(const float* gate, const float* up, const QuantisedRow& out);
 };
 
 /// The table of `isa`. Throws `Error(kUnsupported)` if this CPU lacks it.

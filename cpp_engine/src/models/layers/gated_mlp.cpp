@@ -30,11 +30,15 @@ void GatedMlp::run(const Compute& compute, const Activations& x, std::size_t row
     multiply(compute, panel_slice(up, begin, end), x, tile.row_begin, tile.rows(), upper, width);
     for (std::size_t r = 0; r < tile.rows(); ++r) {
       const std::size_t row = tile.row_begin + r;
-      float* y =
-          inner.values != nullptr ? inner.values + row * inner.columns + column : gated + r * width;
+      if (inner.values == nullptr) {
+        kernels.silu_mul_quantise(gated + r * width, upper + r * width,
+                                  quantised_row(inner.quantised, row, column, width));
+        continue;
+      }
+      float* y = inner.values + row * inner.columns + column;
       kernels.silu_mul(gated + r * width, upper + r * width, width, y);
       if (inner.quantised.q != nullptr) {
-        kernels.quantise_rows(y, width, 1, inner.quantised_part(row, column, width));
+        kernels.quantise_row(y, quantised_row(inner.quantised, row, column, width));
       }
     }
   });

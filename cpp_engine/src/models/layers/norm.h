@@ -8,9 +8,9 @@
 namespace pocket {
 
 /// out[r] = rms_norm(x[source_rows[r]]) * weight in the forms that `out` has; an empty
-/// `source_rows` means row r. x is [*, weight.size()], `scratch` [threads][weight.size()] floats.
+/// `source_rows` means row r. x is [*, weight.size()].
 void normalise(const Compute& compute, const float* x, std::size_t rows,
                std::span<const std::int32_t> source_rows, std::span<const float> weight,
-               float epsilon, const Activations& out, float* scratch);
+               float epsilon, const Activations& out);
 
 }  // namespace pocket

@@ -74,8 +74,8 @@ struct LayerStep {
                           });
     if (buffers.output.quantised.q != nullptr && width % kQuantBlock == 0) {
       for (std::size_t row = tile.row_begin; row < tile.row_begin + tile.rows; ++row) {
-        compute.kernels->quantise_rows(buffers.out + row * config.query_width() + column, width, 1,
-                                       buffers.output.quantised_part(row, column, width));
+        compute.kernels->quantise_row(buffers.out + row * config.query_width() + column,
+                                      quantised_row(buffers.output.quantised, row, column, width));
       }
     }
   }
@@ -86,8 +86,8 @@ struct LayerStep {
         config.group() * config.head_dim % kQuantBlock != 0) {
       const std::size_t width = config.query_width();
       for_each_row(compute, rows, [&](std::size_t row, std::size_t) {
-        compute.kernels->quantise_rows(buffers.out + row * width, width, 1,
-                                       buffers.output.quantised_part(row, 0, width));
+        compute.kernels->quantise_row(buffers.out + row * width,
+                                      quantised_row(buffers.output.quantised, row, 0, width));
       });
     }
   }
