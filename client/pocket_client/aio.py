@@ -298,25 +298,29 @@ class AsyncStream(AsyncIterator[Chunk]):
                 self._ended = True
                 raise
             except PocketClientError as error:
+                if self._ended:
+                    raise _closed_meanwhile() from None
                 await self._reopen_or_raise(error)
                 continue
             except asyncio.CancelledError:
                 self._end(cancel=True)
                 raise
-            if self._ended:  # closed by another task meanwhile
-                raise RequestCancelledError("the request was cancelled")
+            if self._ended:
+                raise _closed_meanwhile()
             self._attempts.received = True
             self._completion = self._collector.add(chunk)
             return chunk
 
     async def _reopen_or_raise(self, error: PocketClientError) -> None:
-        wait = None if self._ended else self._attempts.wait_after(error)
+        wait = self._attempts.wait_after(error)
         if wait is None:
             self._end(cancel=not ends_alone(error))
             raise error
         if self._chunks is not None:
             self._client._leave(self._chunks, None, received=False)
         await asyncio.sleep(wait)
+        if self._ended:
+            raise _closed_meanwhile()
         try:
             self._chunks = self._client._transport.open(self._request, self._attempts.remaining())
         except PocketClientError:
@@ -338,3 +342,8 @@ class AsyncStream(AsyncIterator[Chunk]):
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self._end(cancel=self._completion is None)
+
+
+def _closed_meanwhile() -> RequestCancelledError:
+    """For a reader whose stream another task closed, whatever its read met because of that."""
+    return RequestCancelledError("the request was cancelled")

@@ -302,22 +302,26 @@ class Stream(Iterator[Chunk]):
                 self._ended = True
                 raise
             except PocketClientError as error:
+                if self._ended:
+                    raise _closed_meanwhile() from None
                 self._reopen_or_raise(error)
                 continue
-            if self._ended:  # closed by another thread meanwhile
-                raise RequestCancelledError("the request was cancelled")
+            if self._ended:
+                raise _closed_meanwhile()
             self._attempts.received = True
             self._completion = self._collector.add(chunk)
             return chunk
 
     def _reopen_or_raise(self, error: PocketClientError) -> None:
-        wait = None if self._ended else self._attempts.wait_after(error)
+        wait = self._attempts.wait_after(error)
         if wait is None:
             self._end(cancel=not ends_alone(error))
             raise error
         if self._chunks is not None:
             self._client._leave(self._chunks, None, received=False)
         time.sleep(wait)
+        if self._ended:
+            raise _closed_meanwhile()
         try:
             self._chunks = self._client._transport.open(self._request, self._attempts.remaining())
         except PocketClientError:
@@ -339,3 +343,8 @@ class Stream(Iterator[Chunk]):
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
+
+
+def _closed_meanwhile() -> RequestCancelledError:
+    """For a reader whose stream another thread closed, whatever its read met because of that."""
+    return RequestCancelledError("the request was cancelled")

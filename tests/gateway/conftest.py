@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fake_upstream import FakeUpstream, words
+from fake_upstream import WAIT, FakeUpstream, words
 from gateway_server import RunningGateway
 
 from pocket_client.gateway.settings import GatewaySettings
+
+
+@pytest.fixture(autouse=True)
+def patient_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a cancel must not be given up after two seconds."""
+    for module in ("client", "aio"):
+        monkeypatch.setattr(f"pocket_client.{module}.CALL_SECONDS", WAIT)
 
 
 @pytest.fixture(scope="session")
@@ -20,13 +27,13 @@ def _upstream() -> Iterator[FakeUpstream]:
 
 @pytest.fixture
 def upstream(_upstream: FakeUpstream) -> Iterator[FakeUpstream]:
-    """Cleared before each test; whatever a test leaves open is released after it."""
+    """Cleared before each test; whatever a test leaves open is ended after it."""
     _upstream.script = words
     _upstream.received.clear()
     _upstream.controls.clear()
     _upstream.connections.clear()
     yield _upstream
-    _upstream.release()
+    _upstream.settle()
 
 
 @pytest.fixture(scope="session")

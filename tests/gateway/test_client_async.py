@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_upstream import WORDS, FakeUpstream, failing, two_then_wait, wait_first, words
+from fake_upstream import WAIT, WORDS, FakeUpstream, failing, two_then_wait, wait_first, words
 
 from pocket_client import (
     AsyncClient,
@@ -28,7 +28,7 @@ TEXT = "".join(WORDS)
 
 def run(upstream: FakeUpstream, work: Callable[[AsyncClient], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        async with AsyncClient(upstream.address, timeout=20) as client:
+        async with AsyncClient(upstream.address, timeout=WAIT) as client:
             await work(client)
 
     asyncio.run(main())
@@ -94,49 +94,63 @@ def test_overload_is_reported_when_retries_run_out(upstream: FakeUpstream) -> No
     assert len(upstream.received) == 2
 
 
-async def leave_by_break(client: AsyncClient) -> None:
+async def leave_by_break(client: AsyncClient, _: FakeUpstream) -> None:
     async for _ in client.stream("x"):
         break
     gc.collect()
 
 
-async def leave_by_aclose(client: AsyncClient) -> None:
+async def leave_by_aclose(client: AsyncClient, _: FakeUpstream) -> None:
     stream = client.stream("x")
     await anext(stream)
     await stream.aclose()
     assert [chunk async for chunk in stream] == []
 
 
-async def leave_by_task(client: AsyncClient) -> None:
+async def leave_by_task(client: AsyncClient, _: FakeUpstream) -> None:
     """Cancelled while it waits for the third chunk."""
+    two_came = asyncio.Event()
 
     async def read() -> None:
-        async for _ in client.stream("x"):
-            pass
+        stream = client.stream("x")
+        await anext(stream)
+        await anext(stream)
+        two_came.set()  # the waiter gets its turn when this task waits again
+        await anext(stream)
 
     task = asyncio.create_task(read())
-    await asyncio.sleep(0.1)
+    await two_came.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def leave_by_timeout(client: AsyncClient) -> None:
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
+async def leave_by_timeout(client: AsyncClient, upstream: FakeUpstream) -> None:
+    """A timeout that runs out once the request has arrived."""
+
+    async def run_out(limit: asyncio.Timeout) -> None:
+        await wait_for(upstream, lambda: len(upstream.received) == 1, "arrival")
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    async def ask() -> None:
+        async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
+            group.create_task(run_out(limit))
             await client.generate("x")
+
+    with pytest.raises(TimeoutError):
+        await ask()
 
 
 @pytest.mark.parametrize(
     "leave", [leave_by_break, leave_by_aclose, leave_by_task, leave_by_timeout]
 )
 def test_leaving_cancels(
-    upstream: FakeUpstream, leave: Callable[[AsyncClient], Awaitable[None]]
+    upstream: FakeUpstream, leave: Callable[[AsyncClient, FakeUpstream], Awaitable[None]]
 ) -> None:
     upstream.script = two_then_wait
 
     async def work(client: AsyncClient) -> None:
-        await leave(client)
+        await leave(client, upstream)
         (received,) = upstream.received
         await wait_for(upstream, received.over.is_set, "the RPC is cancelled")
         await wait_for(upstream, lambda: received.id in upstream.cancelled_ids, "cancelled by id")
@@ -164,7 +178,7 @@ def test_closing_the_stream_wakes_its_reader(upstream: FakeUpstream) -> None:
     async def work(client: AsyncClient) -> None:
         stream = client.stream("x")
         reader = asyncio.create_task(anext(stream))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # the reader's turn: it waits
         await stream.aclose()
         with pytest.raises(RequestCancelledError):
             await reader
@@ -179,7 +193,7 @@ def test_a_timeout_frees_the_server(upstream: FakeUpstream) -> None:
         started = time.monotonic()
         with pytest.raises(DeadlineExceededError):
             await client.generate("x", timeout=0.2, request_id="slow")
-        assert 0.2 <= time.monotonic() - started < 2
+        assert 0.2 <= time.monotonic() - started < WAIT / 2
         await wait_for(upstream, lambda: "slow" in upstream.cancelled_ids, "cancelled by id")
 
     run(upstream, work)
@@ -196,7 +210,7 @@ def test_closing_the_client_is_bounded_and_final(upstream: FakeUpstream) -> None
             await stream.aclose()
         started = time.monotonic()
         await client.aclose()
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < WAIT / 2  # nobody released the requests
         with pytest.raises(UnavailableError, match="closed"):
             await client.generate("x")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 import time
 from collections.abc import Iterator
 
 import grpc
 import pytest
 from fake_upstream import (
+    WAIT,
     WORDS,
     FakeUpstream,
     chunk_response,
@@ -19,6 +19,7 @@ from fake_upstream import (
     wait_first,
     words,
 )
+from reading import closed_once_reading
 
 from pocket_client import (
     Client,
@@ -41,7 +42,7 @@ TEXT = "".join(WORDS)
 
 @pytest.fixture
 def client(upstream: FakeUpstream) -> Iterator[Client]:
-    with Client(upstream.address, timeout=20) as made:
+    with Client(upstream.address, timeout=WAIT) as made:
         yield made
 
 
@@ -75,7 +76,7 @@ def test_options_reach_the_wire(client: Client, upstream: FakeUpstream) -> None:
     assert received.id == "mine"
     assert received.inputs == {"input_ids": [7, 8, 9]}
     timeout = received.parameters.pop("timeout_ms")
-    assert 15_000 < timeout <= 20_000
+    assert 0 < timeout <= WAIT * 1000
     assert received.parameters == {
         "max_tokens": 2,
         "temperature": 0.5,
@@ -228,10 +229,10 @@ def test_nobody_listens() -> None:
 
 def test_retries_end_with_the_deadline() -> None:
     started = time.monotonic()
-    retry = RetryPolicy(attempts=100, initial_seconds=0.1, factor=1)
+    retry = RetryPolicy(attempts=10_000, initial_seconds=0.1, factor=1)
     with Client("127.0.0.1:9", retry=retry) as client, pytest.raises(PocketClientError):
         client.generate("x", timeout=0.4)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < WAIT  # all its attempts would take a quarter of an hour
 
 
 def test_t14_an_empty_final_response_is_no_chunk(client: Client, upstream: FakeUpstream) -> None:
@@ -309,9 +310,10 @@ def test_before_the_first_chunk_only_the_id_helps(client: Client, upstream: Fake
     upstream.script = wait_first
     stream = client.stream("x", request_id="early")
     upstream.wait_for_requests(1)
-    started = time.monotonic()
-    stream.close()
-    assert time.monotonic() - started < 0.2  # close does not wait
+    with upstream.controls_held():
+        started = time.monotonic()
+        stream.close()
+        assert time.monotonic() - started < WAIT / 2  # it does not wait for the server's answer
     upstream.wait_for(lambda: "early" in upstream.cancelled_ids, "cancelled by id")
 
 
@@ -320,11 +322,8 @@ def test_closing_from_another_thread_wakes_the_reader(
 ) -> None:
     upstream.script = wait_first
     stream = client.stream("x")
-    timer = threading.Timer(0.1, stream.close)
-    timer.start()
-    with pytest.raises(RequestCancelledError):
+    with closed_once_reading(stream), pytest.raises(RequestCancelledError):
         next(stream)
-    timer.join()
 
 
 def test_cancel_by_id_ends_the_stream(client: Client, upstream: FakeUpstream) -> None:
@@ -343,7 +342,7 @@ def test_a_timeout_frees_the_server(upstream: FakeUpstream) -> None:
         started = time.monotonic()
         with pytest.raises(DeadlineExceededError):
             client.generate("x", timeout=0.2, request_id="slow")
-        assert 0.2 <= time.monotonic() - started < 2
+        assert 0.2 <= time.monotonic() - started < WAIT / 2
         upstream.wait_for(lambda: "slow" in upstream.cancelled_ids, "cancelled by id")
 
 

@@ -39,7 +39,10 @@ pytestmark = pytest.mark.triton
 
 ONCE = RetryPolicy(attempts=1)
 LONG = {"max_tokens": 4000, "ignore_eos": True}
-"""At 10 ms a step: forty seconds, if nobody cancels it."""
+"""At 10 ms a step: forty seconds or more, if nobody cancels it."""
+FREED = 25.0
+"""Seconds in which a request that was left must be gone, however slow the machine: well below what
+it would run for otherwise."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,7 @@ def address(request: pytest.FixtureRequest, server: TritonServer) -> str:
 
 @pytest.fixture
 def client(address: str) -> Iterator[Client]:
-    with Client(address, timeout=20, retry=ONCE) as made:
+    with Client(address, timeout=60, retry=ONCE) as made:
         yield made
 
 
@@ -84,15 +87,15 @@ def nothing_is_left_running(server: TritonServer) -> Iterator[None]:
         wait_until_idle(client)
 
 
-def wait_until_idle(client: Client, seconds: float = 3.0) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until_idle(client: Client) -> None:
+    deadline = time.monotonic() + FREED
     while (stats := client.stats())["running"] or stats["waiting"] or stats["open_streams"]:
         assert time.monotonic() < deadline, stats
         time.sleep(0.02)
 
 
 def wait_until(client: Client, condition: Callable[[dict[str, Any]], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + FREED
     while not condition(stats := client.stats()):
         assert time.monotonic() < deadline, stats
         time.sleep(0.01)
@@ -233,7 +236,7 @@ def test_leaving_frees_the_slot(client: Client, server: TritonServer) -> None:
         assert chunk.text is not None
         break
     with Client(server.grpc_address) as observer:
-        wait_until_idle(observer, 1.0)
+        wait_until_idle(observer)
 
 
 def test_cancelling_tasks_frees_their_slots(address: str, server: TritonServer) -> None:
@@ -242,20 +245,17 @@ def test_cancelling_tasks_frees_their_slots(address: str, server: TritonServer) 
     async def main() -> None:
         async with AsyncClient(address, retry=ONCE) as client:
             tasks = [asyncio.create_task(client.generate(f"{i}", **LONG)) for i in range(6)]  # type: ignore[arg-type]
-            for _ in range(200):
-                stats = await client.stats()
-                if (stats["running"], stats["waiting"]) == (4, 2):
-                    break
+            deadline = time.monotonic() + FREED
+            while (stats := await client.stats())["running"] != 4 or stats["waiting"] != 2:
+                assert time.monotonic() < deadline, stats
                 await asyncio.sleep(0.01)
-            else:
-                raise AssertionError(stats)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(main())
     with Client(server.grpc_address) as observer:
-        wait_until_idle(observer, 2.0)
+        wait_until_idle(observer)
 
 
 def test_t7_models_unload_after_streams_were_left(server: TritonServer) -> None:
@@ -273,7 +273,7 @@ def test_t7_models_unload_after_streams_were_left(server: TritonServer) -> None:
         with pytest.raises(DeadlineExceededError):
             client.generate("x", timeout=0.05, **LONG)  # type: ignore[arg-type]
     repository(server, "models/pocketllm/unload")
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (state := model_state(server)) != "UNAVAILABLE":
         assert time.monotonic() < deadline, state
         time.sleep(0.02)
@@ -406,7 +406,7 @@ def test_t8_a_disconnect_frees_the_slot(
         if stream:
             read_until(connection, b'"content": "')
         connection.close()
-        wait_until_idle(observer, 1.0)
+        wait_until_idle(observer)
 
 
 def test_ready_and_tokenize(gateway: RunningGateway) -> None:

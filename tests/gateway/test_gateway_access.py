@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_upstream import FakeUpstream, failing, wait_first, words
-from gateway_server import RunningGateway, call
+from gateway_server import WAIT, RunningGateway, call
 
 from pocket_client.gateway.__main__ import main
 from pocket_client.gateway.auth import ApiKeys, entry_of
@@ -227,6 +227,6 @@ def test_it_starts_answers_and_stops(upstream: FakeUpstream, tmp_path: Path) -> 
         assert reply.status == 200
     finally:
         process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=20)
+        _, rest = process.communicate(timeout=WAIT)
     assert process.returncode == 0
     assert "Traceback" not in rest

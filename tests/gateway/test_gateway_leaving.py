@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_upstream import FakeUpstream, two_then_wait, wait_first
+from fake_upstream import FakeUpstream, failing, two_then_wait, wait_first, words
 from gateway_server import (
+    WAIT,
     RunningGateway,
     call,
     eventually,
@@ -94,9 +95,22 @@ def test_a_client_that_stops_reading_is_dropped(
         connection = open_request(gateway, "/v1/chat/completions", {**CHAT, "stream": True})
         upstream.wait_for_requests(1)
         in_flight = "pocketllm_gateway_generations_in_flight"
-        eventually(lambda: gateway.metric(in_flight) == 1, "it runs")
         eventually(lambda: gateway.metric(in_flight) == 0, "it is dropped")
         connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", [words, failing(("error", "computing failed: boom"))])
+def test_whoever_has_the_whole_answer_finds_a_place_at_once(
+    upstream: FakeUpstream, script: Any, stream: bool
+) -> None:
+    """With one place in all, one request after another is never refused."""
+    upstream.script = script
+    settings = GatewaySettings(upstream=upstream.address, max_in_flight=1)
+    with RunningGateway(settings) as gateway:
+        body = {**CHAT, "stream": stream}
+        replies = [call(gateway, "POST", "/v1/chat/completions", body) for _ in range(40)]
+    assert {reply.status for reply in replies} == {200 if script is words else 500}
 
 
 # --- by id --------------------------------------------------------------------------------------
@@ -137,10 +151,11 @@ def test_cancelling_before_the_first_token_by_the_clients_own_id(
     thread.start()
     upstream.wait_for_requests(1)
     assert call(gateway, "DELETE", "/v1/requests/mine").status == 200
-    thread.join(10)
+    thread.join(WAIT)
     (reply,) = replies
     assert (reply.status, reply.error["code"]) == (499, "request_cancelled")
-    upstream.wait_for(lambda: bool(upstream.cancelled_ids), "cancelled upstream")
+    (received,) = upstream.received
+    upstream.wait_for(lambda: received.id in upstream.cancelled_ids, "cancelled upstream")
 
 
 def test_cancelled_on_the_server_behind_our_back(
@@ -173,10 +188,10 @@ def test_a_tenant_cannot_cancel_anothers_request(upstream: FakeUpstream) -> None
             )
         )
         thread.start()
-        upstream.wait_for_requests(1)
+        (received,) = upstream.wait_for_requests(1)
         assert call(gateway, "DELETE", "/v1/requests/shared", headers=as_b).status == 404
         assert call(gateway, "DELETE", "/v1/requests/shared").status == 401
-        assert not upstream.cancelled_ids
         upstream.release()
-        thread.join(10)
+        thread.join(WAIT)
+        assert received.id not in upstream.cancelled_ids
         assert parse_events(replies[0])[-1] == "[DONE]"

@@ -14,7 +14,7 @@ from pocket_backend.engine.unified import UnifiedEngine
 from pocket_backend.executors.fake import FakeExecutor, FakeOptions
 from pocket_backend.executors.fake_tokenizer import FakeTokenizer
 
-WAIT = 20.0
+WAIT = 60.0
 """Seconds until a test gives up on another thread; never reached when all is well."""
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,8 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 WORDS = ("Hello", ",", " wide", " wörld", "!")
-WAIT = 10.0
+WAIT = 60.0
+"""Seconds until a wait is given up; never reached when all is well, however slow the machine."""
 
 
 @dataclass
@@ -37,6 +39,9 @@ class Received:
     """Set by ``release``: scripts wait for it."""
     cancelled: bool = False
     """By a control message."""
+    answered: bool = False
+    """The last response was made. As in a real server this is so before the client can see it, so
+    a client that has seen the end never finds its request still open."""
 
     @property
     def stream(self) -> bool:
@@ -48,6 +53,10 @@ class Received:
         while not (self.released.is_set() or self.over.is_set() or self.cancelled):
             assert time.monotonic() < deadline, "nobody released this request"
             time.sleep(0.002)
+
+    @property
+    def open(self) -> bool:
+        return not (self.answered or self.cancelled or self.over.is_set())
 
 
 Step = tuple[str, Any]
@@ -92,6 +101,8 @@ class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.controls: list[dict[str, Any]] = []
         self.connections: set[str] = set()
         self._changed = threading.Condition()
+        self._controls_open = threading.Event()
+        self._controls_open.set()
         self._server = grpc.server(futures.ThreadPoolExecutor(160))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port("127.0.0.1:0")
@@ -118,6 +129,20 @@ class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
         for received in self.received:
             received.released.set()
 
+    def settle(self) -> None:
+        """Release every request and wait for the end of its RPC: no test meets another's."""
+        self.release()
+        self.wait_for(lambda: all(r.over.is_set() for r in self.received), "all RPCs ended")
+
+    @contextmanager
+    def controls_held(self) -> Iterator[None]:
+        """Inside, control messages arrive but get no answer until the end of the block."""
+        self._controls_open.clear()
+        try:
+            yield
+        finally:
+            self._controls_open.set()
+
     @property
     def cancelled_ids(self) -> list[str]:
         return [c["cancel_request_id"] for c in self.controls if "cancel_request_id" in c]
@@ -141,7 +166,8 @@ class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
         parameters = json.loads(inputs.pop("sampling_parameters"))
         metadata = dict(context.invocation_metadata())
         received = Received(request.id, inputs, parameters, metadata, context)
-        context.add_callback(lambda: self._note(received.over.set))
+        if not context.add_callback(lambda: self._note(received.over.set)):
+            received.over.set()  # the client was gone before this thread got its turn
         self._note(lambda: self.received.append(received))
         steps = self.script(received)
         prompt = inputs.get("text_input") or inputs.get("messages") or ""
@@ -151,12 +177,15 @@ class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
         sent = 0
         for kind, value in steps:
             if received.cancelled:
+                received.answered = True
                 yield _error(f"in ensemble 'pocketllm', request '{request.id}': cancelled")
                 return
             if kind == "error":
+                received.answered = True
                 yield _error(value)
                 return
             if kind == "abort":
+                received.answered = True
                 context.abort(*value)
             if kind == "empty":
                 yield service_pb2.ModelStreamInferResponse()
@@ -166,6 +195,7 @@ class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
                 continue
             text, ids, reason, *stop = value
             sent += len(ids)
+            received.answered = bool(reason)
             yield chunk_response(text, ids, reason, stop[0] if stop else "", prompt_tokens, sent)
 
     def _call(self, model: str, inputs: Mapping[str, Any]) -> Any:
@@ -176,11 +206,12 @@ class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
             return _response([("input_ids", list(text.encode()))])
         if model == "detokenizer":
             return _response([("text_output", bytes(inputs["token_ids"]).decode())])
+        assert self._controls_open.wait(WAIT)
         control = json.loads(inputs["control"])
         found = 0
         if "cancel_request_id" in control:
             for received in self.received:
-                if received.id == control["cancel_request_id"] and not received.over.is_set():
+                if received.id == control["cancel_request_id"] and received.open:
                     received.cancelled = True
                     found += 1
         self._note(lambda: self.controls.append(control))

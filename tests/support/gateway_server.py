@@ -16,6 +16,9 @@ import uvicorn
 from pocket_client.gateway.app import create_app
 from pocket_client.gateway.settings import GatewaySettings
 
+WAIT = 60.0
+"""Seconds until a wait is given up; never reached when all is well, however slow the machine."""
+
 
 class RunningGateway:
     """Context manager; ``port`` is where it listens."""
@@ -32,15 +35,12 @@ class RunningGateway:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        deadline = time.monotonic() + 10
-        while not self._server.started:
-            assert time.monotonic() < deadline, "the gateway did not start"
-            time.sleep(0.005)
+        eventually(lambda: self._server.started, "the gateway starts")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(15)
+        self._thread.join(WAIT)
         self._socket.close()
         assert not self._thread.is_alive()
 
@@ -54,7 +54,7 @@ class RunningGateway:
 
 
 def eventually(condition: Callable[[], bool], what: str = "") -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WAIT
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what or condition}"
         time.sleep(0.005)
@@ -105,7 +105,7 @@ def call(
     headers: Mapping[str, str] | None = None,
 ) -> Reply:
     """One request on a connection of its own; ``bytes`` are sent as they are."""
-    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=WAIT)
     try:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = {"Content-Type": "application/json"} if data is not None else {}
@@ -120,7 +120,7 @@ def call(
 def open_request(gateway: RunningGateway, path: str, body: object) -> socket.socket:
     """Send a request and leave the connection open."""
     data = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", gateway.port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", gateway.port), timeout=WAIT)
     connection.sendall(
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n".encode()

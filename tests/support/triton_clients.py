@@ -93,7 +93,7 @@ def at_baseline(stats: Mapping[str, Any]) -> bool:
     )
 
 
-def wait_for(condition: Callable[[], bool], timeout: float = 10.0, what: str = "") -> None:
+def wait_for(condition: Callable[[], bool], timeout: float = 60.0, what: str = "") -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout} s: {what or condition}"

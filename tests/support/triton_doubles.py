@@ -95,7 +95,7 @@ class Sender:
         return self.gone
 
     def wait(self) -> list[InferenceResponse]:
-        assert self.done.wait(20), "the sender was never ended"
+        assert self.done.wait(60), "the sender was never ended"
         return self.responses
 
     @property

@@ -6,7 +6,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -24,30 +23,34 @@ from triton_clients import (
 
 from pocket_backend.triton.launcher import TritonServer
 
-# 10 ms a step: left alone, such a request runs for forty seconds.
+# 10 ms a step: left alone, such a request runs for forty seconds or more.
 LONG = {"text_input": "prompt", "max_tokens": 4000, "ignore_eos": True}
+FREED = 25.0
+"""Seconds in which requests that were left must be gone, however slow the machine."""
 
 
 def stats(server: TritonServer) -> dict[str, object]:
     return control(server.http_url, {"stats": True})
 
 
-def wait_for_baseline(server: TritonServer, timeout: float = 3.0) -> None:
-    wait_for(lambda: at_baseline(stats(server)), timeout, "baseline")
+def wait_for_baseline(server: TritonServer) -> None:
+    wait_for(lambda: at_baseline(stats(server)), FREED, "baseline")
 
 
 def http_stream(server: TritonServer, body: dict[str, object]) -> socket.socket:
     """An open generate_stream connection of which the first events have been read."""
     parts = urlsplit(server.http_url)
     data = json.dumps({"stream": True, **body}).encode()
-    connection = socket.create_connection((parts.hostname, parts.port), timeout=20)
+    connection = socket.create_connection((parts.hostname, parts.port), timeout=60)
     connection.sendall(
         b"POST /v2/models/pocketllm/generate_stream HTTP/1.1\r\nHost: x\r\n"
         b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
     )
     received = b""
     while b"text_output" not in received:
-        received += connection.recv(4096)
+        data = connection.recv(4096)
+        assert data, f"closed after {received!r}"
+        received += data
     return connection
 
 
@@ -111,12 +114,14 @@ def test_queued_requests_are_cancelled_by_id(fake_server: TritonServer) -> None:
 
 
 def test_deadline(fake_server: TritonServer) -> None:
-    started = time.monotonic()
-    reply = grpc_stream(fake_server.grpc_address, {**LONG, "timeout_ms": 300})
-    assert reply.error is not None
-    assert "0.3 s" in reply.error
-    assert reply.responses > 0
-    assert time.monotonic() - started < 3
+    for seconds in (0.3, 3, 15):  # until the first token comes before the deadline
+        body = {**LONG, "timeout_ms": int(seconds * 1000)}
+        reply = grpc_stream(fake_server.grpc_address, body)
+        assert reply.error is not None
+        assert f"{seconds} s" in reply.error
+        if reply.responses:
+            break
+    assert 0 < reply.responses < 4000
     single = generate(fake_server.http_url, {**LONG, "timeout_ms": 200})
     assert "0.2 s" in str(single.error)
     wait_for_baseline(fake_server)
@@ -139,7 +144,7 @@ def test_two_hundred_closed_streams_leave_nothing(fake_server: TritonServer) -> 
 
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(visit, range(200)))
-    wait_for_baseline(fake_server, timeout=10)
+    wait_for_baseline(fake_server)
 
 
 def test_others_go_on_while_clients_leave(fake_server: TritonServer) -> None:

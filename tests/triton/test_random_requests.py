@@ -89,7 +89,7 @@ def outcome(server: TritonServer, seed: int) -> str:
 def run_many(server: TritonServer, count: int, seed: int) -> Counter[str]:
     with ThreadPoolExecutor(16) as pool:
         outcomes = list(pool.map(lambda i: outcome(server, seed + i), range(count)))
-    wait_for(lambda: at_baseline(control(server.http_url, {"stats": True})), 20, "baseline")
+    wait_for(lambda: at_baseline(control(server.http_url, {"stats": True})), what="baseline")
     return Counter(outcomes)
 
 

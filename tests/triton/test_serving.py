@@ -203,12 +203,12 @@ def test_stream_true_on_generate_is_a_clear_error(server: TritonServer) -> None:
 
 
 def test_slow_detokenizer_gets_larger_chunks(tmp_path: Path) -> None:
-    """T13: 16 streams make 1,600 tokens a second, this detokenizer does 200 chunks a second."""
+    """T13: 16 streams make 1,600 tokens a second, this detokenizer does 50 chunks a second."""
     repository = shutil.copytree(find_model_repository(), tmp_path / "models")
     with (repository / "detokenizer" / "1" / "model.py").open("a") as model:
         model.write(
             "\n    def execute(self, requests):\n        import time\n\n"
-            "        time.sleep(0.005)\n        return self._model.execute(requests)\n"
+            "        time.sleep(0.02)\n        return self._model.execute(requests)\n"
         )
     options = ServerOptions(
         "fake",
@@ -225,5 +225,5 @@ def test_slow_detokenizer_gets_larger_chunks(tmp_path: Path) -> None:
         assert (reply.error, reply.text) == (None, expected.text)
         assert reply.token_ids == expected.token_ids
         assert reply.responses > 2
-    # Unbounded, 4,000 chunks would come, the last of them after 20 seconds.
+    # Unbounded, 4,000 chunks would come, the last of them after 80 seconds.
     assert sum(reply.responses for reply in replies) < 2000

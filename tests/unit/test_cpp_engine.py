@@ -343,8 +343,9 @@ def test_available_memory_is_plausible():
 
 
 def test_python_overhead_of_a_decode_step(model):
-    """The budget around the native call is 0.1 ms at 8 requests; five times that on a busy machine
-    still catches work per context token or per vocabulary entry.
+    """The budget around the native call is 0.1 ms at 8 requests; ten times that on a slow machine
+    still catches work per context token or per vocabulary entry. It is this thread's processor time
+    that counts, which a busy machine does not lengthen.
     """
     backend = CppEngineBackend(model, {**OPTIONS, "max_batch_size": 8})
     backend.execute_model([new([1], slot) for slot in range(8)])
@@ -357,10 +358,10 @@ def test_python_overhead_of_a_decode_step(model):
 
     backend._engine = Instant()
     best = min(_seconds(backend, steps) for _ in range(30))
-    assert best < 500e-6
+    assert best < 1e-3
 
 
 def _seconds(backend, steps):
-    begin = time.perf_counter()
+    begin = time.thread_time()
     backend.execute_model(steps)
-    return time.perf_counter() - begin
+    return time.thread_time() - begin

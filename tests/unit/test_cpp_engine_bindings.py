@@ -357,19 +357,27 @@ def test_the_gil_is_released_and_threads_take_turns(model):
     expected = driver.logits(Part(tokens, 0, 0))
     results: list[np.ndarray] = []
 
+    inside = [False, False]
+    seen = threading.Event()
+    deadline = time.monotonic() + 60
+
     def work(row):
-        for _ in range(5):
-            results.append(driver.logits(Part(tokens, 0, row)))  # noqa: PERF401  (as they come)
+        while len(results) < 10 or not (seen.is_set() or time.monotonic() > deadline):
+            inside[row] = True
+            results.append(driver.logits(Part(tokens, 0, row)))
+            inside[row] = False
 
     threads = [threading.Thread(target=work, args=(row,)) for row in range(2)]
     for thread in threads:
         thread.start()
-    ticks = 0
-    while any(thread.is_alive() for thread in threads):
-        ticks += 1
-        time.sleep(0.0005)
+    ticks = 0  # this thread's turns within one step of the other
+    while not seen.is_set() and any(thread.is_alive() for thread in threads):
+        done = len(results)
+        time.sleep(0)
+        ticks = ticks + 1 if any(inside) and len(results) == done else 0
+        if ticks > 20:
+            seen.set()
     for thread in threads:
         thread.join()
-    assert ticks > 3
-    assert len(results) == 10
+    assert seen.is_set(), "no other thread had its turn while a step computed"
     assert all(np.array_equal(result, expected) for result in results)

@@ -12,7 +12,8 @@ from pocket_backend.api import EngineError, InvalidRequestError, SamplingParams
 from pocket_backend.engine.async_llm import AsyncLLM
 from pocket_backend.executors.fake import FakeOptions
 
-SLOW = FakeOptions(delay_seconds=0.001)
+SLOW = FakeOptions(delay_seconds=0.01)
+"""Forty seconds for an answer without a limit: still there when it is cancelled."""
 
 
 def test_concurrent_generate() -> None:
@@ -49,7 +50,8 @@ def test_a_cancelled_task_cancels_its_request() -> None:
     async def main() -> None:
         llm = AsyncLLM(engine=engine)
         task = asyncio.create_task(llm.generate("hello"))
-        await asyncio.sleep(0.02)
+        while executor.steps < 3:
+            await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

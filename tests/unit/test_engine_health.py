@@ -56,13 +56,15 @@ def test_health_of_a_healthy_engine() -> None:
 
 
 def test_a_hanging_step_turns_health_to_stalled_and_back(log_lines) -> None:
+    clock = ManualClock()
     gate = Gate()
-    engine, executor = make_engine(stall_seconds=0.2)
+    engine, executor = make_engine(clock=clock, stall_seconds=0.2)
     executor.faults.before_step = gate
     with engine:
         sink = Recorder()
         engine.submit(request("a", (1, 2), 3), sink)
         gate.wait_until_inside()
+        clock.now += 1.0
         # Logged by the watchdog thread: nobody asks for health here.
         wait_until(
             lambda: any(line["event"] == "work waiting, no progress" for line in log_lines())

@@ -130,7 +130,7 @@ def test_a_failing_prompt_raises_and_cancels_the_others() -> None:
 
 
 def test_cancel_by_id() -> None:
-    with LLM(EngineArgs(model="fake", backend_options={"delay_seconds": 0.001})) as llm:
+    with LLM(EngineArgs(model="fake", backend_options={"delay_seconds": 0.01})) as llm:
         stream = llm.stream("hello", request_id="mine")
         next(stream)
         assert llm.cancel("mine")

@@ -45,7 +45,7 @@ def _state(pid: int) -> str:
 
 
 def _wait_for_state(pid: int, stopped: bool) -> bool:
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
         if (_state(pid) == "T") == stopped:
             return True
@@ -303,7 +303,7 @@ def test_a_paused_worker_does_not_outlive_a_killed_benchmark(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=environments.ROOT, stdout=subprocess.PIPE, check=False)
     assert done.returncode == -signal.SIGKILL
     pid = int(done.stdout)
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline and _is_alive(pid):
         time.sleep(0.01)
     assert not _is_alive(pid)

@@ -30,10 +30,22 @@ from pocket_backend.triton.backlog import MAX_WAITING
 from pocket_backend.triton.feedback import FeedbackSender
 from pocket_backend.triton.generator import GeneratorModel
 
+WAIT = 60.0
+
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[GeneratorModel]:
-    monkeypatch.setenv("POCKETLLM_FAKE_OPTIONS", json.dumps({"eos_probability": 0.02}))
+    yield from make_model(monkeypatch, eos_probability=0.02)
+
+
+@pytest.fixture
+def slow_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[GeneratorModel]:
+    """10 ms a step: a long request runs for half a minute, so it is still there to be ended."""
+    yield from make_model(monkeypatch, delay_seconds=0.01)
+
+
+def make_model(monkeypatch: pytest.MonkeyPatch, **options: float) -> Iterator[GeneratorModel]:
+    monkeypatch.setenv("POCKETLLM_FAKE_OPTIONS", json.dumps(options))
     made = GeneratorModel(make_pb_utils(), model_args(model="fake", drain_seconds="0"))
     yield made
     made.close()
@@ -82,7 +94,7 @@ def settle(model: GeneratorModel) -> None:
     """Return when the engine thread has done what it was told before."""
     done = threading.Event()
     model._engine.post(done.set)
-    assert done.wait(10)
+    assert done.wait(WAIT)
 
 
 def test_stream_and_single_response_equal_the_engine(model: GeneratorModel) -> None:
@@ -180,7 +192,8 @@ def test_an_exception_while_reading_still_ends_the_sender(model: GeneratorModel)
     assert good.sender.wait()[-1].error is None
 
 
-def test_client_that_is_gone_frees_its_slot(model: GeneratorModel) -> None:
+def test_client_that_is_gone_frees_its_slot(slow_model: GeneratorModel) -> None:
+    model = slow_model
     asked = request(1, max_tokens=3000, ignore_eos=True)
     asked.sender.gone = True
     model.execute([asked])
@@ -196,11 +209,13 @@ def started(model: GeneratorModel, request_id: str = "") -> Request:
     asked = request(1, max_tokens=3500, ignore_eos=True, request_id=request_id)
     asked.sender.fail = lambda _response: seen.set()
     model.execute([asked])
-    assert seen.wait(10)
+    assert seen.wait(WAIT)
     return asked
 
 
-def test_cancel_by_request_id(model: GeneratorModel) -> None:
+def test_cancel_by_request_id(slow_model: GeneratorModel) -> None:
+    """Whoever has seen the end of a request never finds it open: the second cancel finds none."""
+    model = slow_model
     asked, other = started(model, "mine"), started(model, "other")
     assert control(model, {"cancel_request_id": "mine"}) == {"cancelled": 1}
     assert asked.sender.error.code() == 7
@@ -208,7 +223,8 @@ def test_cancel_by_request_id(model: GeneratorModel) -> None:
     assert not other.sender.finals
 
 
-def test_detokenizer_reports_an_abandoned_stream(model: GeneratorModel) -> None:
+def test_detokenizer_reports_an_abandoned_stream(slow_model: GeneratorModel) -> None:
+    model = slow_model
     asked, other = started(model), started(model)
     key = asked.sender.responses[0].text("stream_key")
     notifier = FeedbackSender()
@@ -235,17 +251,25 @@ def test_deadline_ends_with_an_error(model: GeneratorModel) -> None:
     assert asked[1].sender.error.message().startswith("request 'mine': not finished")
 
 
-def test_errors_can_travel_as_an_output(model: GeneratorModel) -> None:
+def test_errors_can_travel_as_an_output(slow_model: GeneratorModel) -> None:
     """In the ensemble: an error response would overtake chunks that are still being decoded."""
-    asked = Request(
-        {"input_ids": ints(1), "stream": np.array([True]), "errors_as_output": np.array([True])},
-        parameters={"max_tokens": 4000, "ignore_eos": True, "timeout_ms": 5},
-        request_id="mine",
-    )
-    model.execute([asked])
-    *others, last = asked.sender.wait()
-    assert last.error is None
-    assert last.text("error") == "CANCELLED: request 'mine': not finished within 0.005 s of arrival"
+    for seconds in (0.1, 1, 10):  # until a chunk comes before the deadline
+        asked = Request(
+            {
+                "input_ids": ints(1),
+                "stream": np.array([True]),
+                "errors_as_output": np.array([True]),
+            },
+            parameters={"max_tokens": 4000, "ignore_eos": True, "timeout_ms": int(seconds * 1000)},
+            request_id="mine",
+        )
+        slow_model.execute([asked])
+        *others, last = asked.sender.wait()
+        assert last.error is None
+        reason = f"not finished within {seconds} s of arrival"
+        assert last.text("error") == f"CANCELLED: request 'mine': {reason}"
+        if others:
+            break
     assert others
     assert {response.text("error") for response in others} == {""}
 
@@ -300,8 +324,8 @@ def test_nothing_is_kept_after_the_final_response(model: GeneratorModel) -> None
     assert [reference() for reference in references] == [None] * 6
 
 
-def test_close_ends_what_is_open_and_refuses_the_rest() -> None:
-    model = GeneratorModel(make_pb_utils(), model_args(model="fake", drain_seconds="0"))
+def test_close_ends_what_is_open_and_refuses_the_rest(slow_model: GeneratorModel) -> None:
+    model = slow_model
     open_stream = request(1, max_tokens=4000, ignore_eos=True)
     model.execute([open_stream])
     model.close()

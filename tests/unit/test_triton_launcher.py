@@ -228,7 +228,7 @@ def test_guardian_ends_a_stubborn_server_and_its_orphans(tmp_path: Path) -> None
     region.touch()
     assert process.stdin is not None
     process.stdin.close()  # what the kernel does when the launcher is killed
-    assert process.wait(20) == 128 + 9
+    assert process.wait(60) == 128 + 9
     assert not any(alive(int(pid)) for pid in pids.read_text().split())
     assert not region.exists()
     assert not Path(spec.runtime_dir).exists()
@@ -237,7 +237,7 @@ def test_guardian_ends_a_stubborn_server_and_its_orphans(tmp_path: Path) -> None
 
 def test_guardian_keeps_the_log_of_a_server_that_ended_by_itself(tmp_path: Path) -> None:
     process, spec = guardian(tmp_path, ["/bin/sh", "-c", "echo reason; exit 7"])
-    assert process.wait(20) == 7
+    assert process.wait(60) == 7
     assert process.stdin is not None
     process.stdin.close()
     assert Path(spec.runtime_dir).exists()
@@ -248,7 +248,7 @@ def test_guardian_without_a_word_from_its_launcher_ends() -> None:
     process = subprocess.run(
         [sys.executable, "-m", "pocket_backend.triton.guardian"],
         stdin=subprocess.DEVNULL,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert process.returncode == 0

@@ -2,6 +2,9 @@
 
 The client's disconnect is watched from the first moment on, streaming or not: it cancels the
 upstream requests, which frees their slots.
+
+A generation gives its place back before the last bytes of its answer go out, so whoever has read an
+answer to its end can ask again at once, however few places there are.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pocket_client.errors import PocketClientError, RequestCancelledError
 from pocket_client.gateway.auth import Tenant
 from pocket_client.gateway.errors import ApiError, from_upstream
 from pocket_client.gateway.merging import merge
+from pocket_client.gateway.registry import Running
 from pocket_client.gateway.render import EventWriter, answer, event
 from pocket_client.gateway.service import Service
 from pocket_client.gateway.translate import Generation
@@ -41,17 +45,20 @@ class GenerationResponse(Response):
         self._tenant = tenant
         self._started = False
         """Whether the headers of a stream were sent."""
+        self._place: Running | None = None
+        """What this generation occupies, while it does."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         ids = (self._generation.id, state["request_id"])
         try:
             with self._service.registry.entered(self._tenant, ids) as running:
+                self._place = running
                 self._service.metrics.in_flight.inc()
                 try:
                     ended = await self._race(receive, send, running.cancel)
                 finally:
-                    self._service.metrics.in_flight.dec()
+                    self._leave_place()
         except ApiError as error:
             await send_error(send, error)
             return
@@ -60,6 +67,13 @@ class GenerationResponse(Response):
             self._service.metrics.disconnects.inc()
         elif ended == "cancelled":
             await self._fail(send, RequestCancelledError("the request was cancelled"))
+
+    def _leave_place(self) -> None:
+        """Idempotent."""
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
+            self._service.metrics.in_flight.dec()
 
     async def _race(self, receive: Receive, send: Send, cancel: asyncio.Event) -> str:
         """``done``, ``gone`` (the client left, or reads no more) or ``cancelled``; nothing runs any
@@ -97,6 +111,7 @@ class GenerationResponse(Response):
             problem = from_upstream(error, self._generation.field_names)
         else:
             problem = ApiError(500, "internal error")
+        self._leave_place()
         with contextlib.suppress(OSError):
             if self._started:
                 self._service.metrics.stream_errors.inc()
@@ -112,6 +127,7 @@ class GenerationResponse(Response):
         completions = [stream.completion for stream in streams]
         self._count([completion.usage for completion in completions])
         body = answer(self._generation, settings.model_name, completions)
+        self._leave_place()
         await _send_start(send, 200, b"application/json", len(body))
         await _send_body(send, body, more=False)
 
@@ -137,6 +153,7 @@ class GenerationResponse(Response):
                 if data := writer.chunk(index, chunk):
                     await _send_body(send, data, more=True)
         self._count(usages)
+        self._leave_place()
         await _send_body(send, writer.end(), more=False)
 
     def _open(self) -> list[AsyncStream]:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from pocket_client.gateway.auth import Tenant
 from pocket_client.gateway.errors import overloaded, too_many
 
 
-@dataclass(eq=False, slots=True)
 class Running:
-    """One generation; ``cancel`` is set at most once."""
+    """One generation that is counted and can be cancelled, until it leaves."""
 
-    cancel: asyncio.Event
+    def __init__(self, on_leave: Callable[[Running], None]) -> None:
+        self.cancel = asyncio.Event()
+        """Set at most once, by somebody else's request."""
+        self._on_leave: Callable[[Running], None] | None = on_leave
+
+    def leave(self) -> None:
+        """Give the place back. Idempotent."""
+        on_leave, self._on_leave = self._on_leave, None
+        if on_leave is not None:
+            on_leave(self)
 
 
 class Registry:
@@ -35,7 +42,8 @@ class Registry:
 
     @contextmanager
     def entered(self, tenant: Tenant, ids: tuple[str, ...]) -> Iterator[Running]:
-        """Count a generation, under each of its ids, while it runs.
+        """Count a generation, under each of its ids, until it leaves: at the end of the block, or
+        before that by ``Running.leave``.
 
         Raises:
             ApiError: as many are running as may, of this tenant (429) or in all (503).
@@ -44,8 +52,8 @@ class Registry:
             raise too_many(f"{self._limit_per_tenant} of your requests are running already")
         if self._open >= self._limit:
             raise overloaded(f"{self._open} requests are open and the limit is {self._limit}")
-        running = Running(asyncio.Event())
         keys = [(tenant.name, name) for name in dict.fromkeys(ids)]
+        running = Running(lambda running: self._left(tenant, keys, running))
         self._open += 1
         self._open_of[tenant.name] += 1
         for key in keys:
@@ -53,15 +61,18 @@ class Registry:
         try:
             yield running
         finally:
-            self._open -= 1
-            self._open_of[tenant.name] -= 1
-            if not self._open_of[tenant.name]:
-                del self._open_of[tenant.name]
-            for key in keys:
-                others = self._running[key]
-                others.remove(running)
-                if not others:
-                    del self._running[key]
+            running.leave()
+
+    def _left(self, tenant: Tenant, keys: list[tuple[str, str]], running: Running) -> None:
+        self._open -= 1
+        self._open_of[tenant.name] -= 1
+        if not self._open_of[tenant.name]:
+            del self._open_of[tenant.name]
+        for key in keys:
+            others = self._running[key]
+            others.remove(running)
+            if not others:
+                del self._running[key]
 
     def cancel(self, tenant: Tenant, name: str) -> int:
         """Cancel the tenant's requests of that id; returns how many."""
