@@ -8,6 +8,7 @@ It is a client of Triton over gRPC, so models are never loaded twice. A request 
     translate.py    OpenAI fields to the wire's, one upstream request for each choice
     generation.py   runs the choices, watches for the client's disconnect, sends JSON or events
     render.py       the objects and chunks that go back
+    responses*.py   the same for /v1/responses: fields, objects and events
     errors.py       every failure as OpenAI's error object
 
 Needs the ``gateway`` extra. Imports of this package's modules may use the library beside it; the

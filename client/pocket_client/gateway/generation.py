@@ -13,7 +13,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -27,12 +28,22 @@ from pocket_client.gateway.registry import Running
 from pocket_client.gateway.render import EventWriter, answer, event
 from pocket_client.gateway.service import Service
 from pocket_client.gateway.translate import Generation
-from pocket_client.results import Chunk, Usage
+from pocket_client.results import Chunk, Completion, Usage
 
 _log = logging.getLogger("pocket_client.gateway")
 CLIENT_GONE = 499
 STALL_SECONDS = 30.0
 """How long beyond a request's timeout a client may take to read what is left of its answer."""
+
+
+class ChunkWriter(Protocol):
+    """Turns the chunks of one streamed answer into events."""
+
+    def chunk(self, index: int, chunk: Chunk) -> bytes:
+        """The events of one chunk of choice ``index``; may be empty."""
+
+    def end(self) -> bytes:
+        """What follows the last chunk of the last choice."""
 
 
 class GenerationResponse(Response):
@@ -47,6 +58,17 @@ class GenerationResponse(Response):
         """Whether the headers of a stream were sent."""
         self._place: Running | None = None
         """What this generation occupies, while it does."""
+
+    def whole(self, completions: Sequence[Completion]) -> bytes:
+        """The body of an answer that does not stream."""
+        return answer(self._generation, self._service.settings.model_name, completions)
+
+    def writer(self) -> ChunkWriter:
+        return EventWriter(self._generation, self._service.settings.model_name)
+
+    def error_events(self, problem: ApiError) -> bytes:
+        """What a stream that has begun gets when it fails."""
+        return event(problem.body())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
@@ -115,18 +137,17 @@ class GenerationResponse(Response):
         with contextlib.suppress(OSError):
             if self._started:
                 self._service.metrics.stream_errors.inc()
-                await _send_body(send, event(problem.body()), more=False)
+                await _send_body(send, self.error_events(problem), more=False)
             else:
                 await send_error(send, problem)
 
     async def _answer(self, send: Send) -> None:
-        settings = self._service.settings
         streams = self._open()
         async with contextlib.aclosing(merge(streams)) as chunks:
             await self._measured(chunks)
         completions = [stream.completion for stream in streams]
         self._count([completion.usage for completion in completions])
-        body = answer(self._generation, settings.model_name, completions)
+        body = self.whole(completions)
         self._leave_place()
         await _send_start(send, 200, b"application/json", len(body))
         await _send_body(send, body, more=False)
@@ -140,7 +161,7 @@ class GenerationResponse(Response):
 
     async def _stream(self, send: Send) -> None:
         """Headers are sent with the first chunk, so that a refused request gets its status."""
-        writer = EventWriter(self._generation, self._service.settings.model_name)
+        writer = self.writer()
         usages = [Usage()] * len(self._generation.requests)
         started = time.monotonic()
         async with contextlib.aclosing(merge(self._open())) as chunks:

@@ -12,6 +12,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pocket_client.errors import PocketClientError
 from pocket_client.gateway.errors import ApiError, from_upstream
 from pocket_client.gateway.generation import GenerationResponse
+from pocket_client.gateway.responses import ResponsesResponse, responses_generation
+from pocket_client.gateway.responses_schema import ResponsesRequest
 from pocket_client.gateway.schema import (
     ChatRequest,
     CompletionRequest,
@@ -71,6 +73,15 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     _check_model(service, body.model)
     generation = completion_generation(body, tenant, _trace(request), service.settings.max_choices)
     return GenerationResponse(service, generation, tenant)
+
+
+@router.post("/v1/responses")
+async def responses(body: ResponsesRequest, request: Request) -> Response:
+    """Answer an input of text; the answer is an object, or typed events."""
+    service, tenant = _service(request), request.state.tenant
+    _check_model(service, body.model)
+    generation = responses_generation(body, tenant, _trace(request))
+    return ResponsesResponse(service, body, generation, tenant)
 
 
 @router.delete("/v1/requests/{request_id}")

@@ -76,11 +76,11 @@ TOKENIZE_REFUSED: Refusals = {
 }
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def _cleaned(value: object, refused: Refusals) -> object:
+def clean(value: object, refused: Refusals) -> object:
     """Nulls out, refused fields that ask for nothing out."""
     if not isinstance(value, dict):
         return value
@@ -99,7 +99,7 @@ def _cleaned(value: object, refused: Refusals) -> object:
 
 def _cleaned_sampling(value: object, refused: Refusals) -> object:
     """Also checks, by hand, what would make pydantic collect one complaint for each item."""
-    cleaned = _cleaned(value, refused)
+    cleaned = clean(value, refused)
     if not isinstance(cleaned, dict):
         return cleaned
     if "stop" in cleaned:
@@ -121,7 +121,7 @@ def _check_stop(stop: object) -> None:
             raise bad_request("stop", f"each must be a string of 1 to {_MAX_STOP_CHARS} characters")
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
@@ -147,7 +147,7 @@ _Prompt = Annotated[
 ]
 
 
-class _Sampling(_Body):
+class _Sampling(Body):
     """What chat and text completions share."""
 
     model: str = Field(max_length=_MAX_NAME)
@@ -264,7 +264,7 @@ def _check_one_prompt(prompt: str | list[Any], name: str) -> None:
             raise bad_request(name, "token ids must be integers from 0 to 2^31-1")
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Body):
     """POST /tokenize: a prompt or messages"""
 
     model: str | None = Field(None, max_length=_MAX_NAME)
@@ -275,7 +275,7 @@ class TokenizeRequest(_Body):
     @model_validator(mode="before")
     @classmethod
     def _clean(cls, value: object) -> object:
-        return _cleaned(value, TOKENIZE_REFUSED)
+        return clean(value, TOKENIZE_REFUSED)
 
     @model_validator(mode="after")
     def _one_source(self) -> TokenizeRequest:
@@ -286,7 +286,7 @@ class TokenizeRequest(_Body):
         return self
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     """POST /detokenize"""
 
     model: str | None = Field(None, max_length=_MAX_NAME)
@@ -295,4 +295,4 @@ class DetokenizeRequest(_Body):
     @model_validator(mode="before")
     @classmethod
     def _clean(cls, value: object) -> object:
-        return _cleaned(value, {})
+        return clean(value, {})
