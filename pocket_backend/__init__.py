@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pocket_backend.engine.llm import LLM
     from pocket_backend.engine.unified import UnifiedEngine
     from pocket_backend.executors.cpp_engine import CppEngineBackend
+    from pocket_backend.executors.torch_engine import PyTorchBackend
 
 __version__ = "0.1.0"
 
@@ -22,11 +23,19 @@ _LAZY = {
     "CppEngineBackend": "pocket_backend.executors.cpp_engine",
     "EngineArgs": "pocket_backend.api",
     "LLM": "pocket_backend.engine.llm",
+    "PyTorchBackend": "pocket_backend.executors.torch_engine",
     "SamplingParams": "pocket_backend.api",
     "UnifiedEngine": "pocket_backend.engine.unified",
 }
 
-__all__ = ["LLM", "CppEngineBackend", "EngineArgs", "SamplingParams", "UnifiedEngine"]
+__all__ = [
+    "LLM",
+    "CppEngineBackend",
+    "EngineArgs",
+    "PyTorchBackend",
+    "SamplingParams",
+    "UnifiedEngine",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -6,7 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pocket_backend.api import BackendNotImplementedError, ConfigurationError, ModelLoadError
+from pocket_backend.api import (
+    BackendNotImplementedError,
+    BackendUnavailableError,
+    ConfigurationError,
+    ModelLoadError,
+)
 from pocket_backend.api.errors import short_repr
 from pocket_backend.observability.logging import get_logger, log_event
 
@@ -22,6 +27,16 @@ def _create_cpp(args: EngineArgs) -> BackendExecutor:
     from pocket_backend.executors.cpp_engine import CppEngineBackend
 
     return CppEngineBackend.from_args(args)
+
+
+def _create_torch(args: EngineArgs) -> BackendExecutor:
+    try:
+        from pocket_backend.executors.torch_engine import PyTorchBackend
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"backend 'torch' cannot be imported ({error}); install pocketllm[torch]"
+        ) from error
+    return PyTorchBackend.from_args(args)
 
 
 def _create_fake(args: EngineArgs) -> BackendExecutor:
@@ -41,8 +56,8 @@ def _create_fake(args: EngineArgs) -> BackendExecutor:
 _FACTORIES: dict[str, Callable[[EngineArgs], BackendExecutor]] = {
     "cpp": _create_cpp,
     "fake": _create_fake,
+    "torch": _create_torch,
 }
-_PLANNED = {"torch": "the PyTorch backend is not part of this version; use backend='cpp'"}
 
 
 def available_backends() -> tuple[str, ...]:
@@ -99,6 +114,7 @@ def create_executor(args: EngineArgs) -> BackendExecutor:
     name = resolve_backend(args)
     factory = _FACTORIES.get(name)
     if factory is None:
-        detail = _PLANNED.get(name, f"available are {', '.join(available_backends())}")
-        raise BackendNotImplementedError(f"backend: got {short_repr(name)}; {detail}")
+        raise BackendNotImplementedError(
+            f"backend: got {short_repr(name)}; available are {', '.join(available_backends())}"
+        )
     return factory(args)

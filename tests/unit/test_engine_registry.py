@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
 
 from pocket_backend.api import (
     BackendNotImplementedError,
+    BackendUnavailableError,
     ConfigurationError,
     EngineArgs,
     ModelLoadError,
@@ -16,6 +18,8 @@ from pocket_backend.api import (
 from pocket_backend.engine.build import build_backend
 from pocket_backend.executors import registry
 from pocket_backend.executors.fake import FakeExecutor
+
+_EXECUTORS = "pocket_backend.executors"
 
 
 def test_fake_takes_its_sizes_from_the_args() -> None:
@@ -41,8 +45,17 @@ def test_unknown_options_of_a_backend_are_refused() -> None:
         registry.create_executor(args)
 
 
-def test_torch_is_named_as_not_there() -> None:
-    with pytest.raises(BackendNotImplementedError, match=r"torch.*PyTorch"):
+def test_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith(f"{_EXECUTORS}.torch_")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(BackendUnavailableError, match=r"pocketllm\[torch\]"):
+        registry.create_executor(EngineArgs(model="m", backend="torch"))
+
+
+def test_an_unknown_backend_is_answered_with_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FACTORIES", {"fake": lambda _args: FakeExecutor()})
+    with pytest.raises(BackendNotImplementedError, match=r"'torch'; available are fake"):
         registry.create_executor(EngineArgs(model="m", backend="torch"))
 
 
@@ -72,6 +85,7 @@ def test_a_registered_backend_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
     with pytest.raises(ConfigurationError, match="already"):
         registry.register_backend("fake", lambda _args: FakeExecutor())
+    monkeypatch.delitem(registry._FACTORIES, "torch")
     registry.register_backend("torch", lambda _args: FakeExecutor())
     assert "torch" in registry.available_backends()
     assert registry.create_executor(EngineArgs(model="m", backend="torch"))

@@ -1,0 +1,150 @@
+"""Tiny random checkpoints of many architectures, as directories that Transformers loads.
+
+Small enough to compute in milliseconds; weights large enough that attention is neither flat nor
+one-hot and that greedy outputs depend on the whole context.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 320
+CONTEXT = 256
+WINDOW = 24
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SLIDING = ["sliding_attention", "full_attention"]
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"sliding_window": WINDOW}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
+    "qwen3_moe": ("Qwen3Moe", {**_MOE, "norm_topk_prob": True, "decoder_sparse_step": 1}),
+    "gemma2": (
+        "Gemma2",
+        {"sliding_window": WINDOW, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 9.0},
+    ),
+    "gemma3": ("Gemma3Text", {"sliding_window": WINDOW, "layer_types": _SLIDING}),
+    "glm4": ("Glm4", {"partial_rotary_factor": 0.5, "attention_bias": True}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": _SLIDING,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+            "head_dim": 8,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+}
+"""Name -> (class prefix in Transformers, what differs from ``_BASE``)."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A directory and its model, in float32, with Transformers' own attention."""
+
+    path: Path
+    model: Any
+
+    def best_next(self, tokens: list[int]) -> list[int]:
+        """The most likely next token after every prefix of ``tokens``, in one pass, no cache."""
+        with torch.no_grad():
+            return self.model(torch.tensor([tokens])).logits[0].argmax(dim=1).tolist()
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """What ``generate`` continues ``prompt`` with, alone."""
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            out = self.model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        return out[0, len(prompt) :].tolist()
+
+
+def write_checkpoint(path: Path, name: str, *, seed: int = 0, **changes: Any) -> Checkpoint:
+    """Write the architecture ``name`` of ``CONFIGS`` to ``path``; ``changes`` are config fields."""
+    prefix, fields = CONFIGS[name]
+    transformers.utils.logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = getattr(transformers, f"{prefix}Config")(**(_BASE | fields | changes))
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=random)
+            if parameter.ndim == 1:  # norms, biases, sinks
+                parameter.add_(0.2 * noise)
+            elif "embed" in parameter_name:
+                parameter.copy_(noise)
+            else:
+                parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
+    model.generation_config = transformers.GenerationConfig(eos_token_id=2, pad_token_id=0)
+    model.save_pretrained(path)
+    return Checkpoint(path, model)
+
+
+TOKENIZER_SIZE = 259
+"""Fewer than ``VOCAB``: the ids above are padding of the logits."""
+
+
+def write_tokenizer(path: Path) -> None:
+    """A byte-level tokenizer.json: pad, bos, eos, then one token per byte."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    special = ["<pad>", "<bos>", "<eos>"]
+    pieces = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in special])
+    assert backend.get_vocab_size() == TOKENIZER_SIZE
+    backend.save(str(path / "tokenizer.json"))
