@@ -1,0 +1,286 @@
+"""``python -m perf.soak --hours N``: a server under mixed load with faults, for long.
+
+Clients of every kind (``perf/load/mix.py``) run against one Triton server while its memory, shared
+memory, file descriptors, threads and latencies are watched. Afterwards the server must be at
+baseline: nothing running, no block in use, the accounting sound, and its counters equal to the
+clients' ledger. The verdict is the exit status: 0 passed, 1 failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from perf.load.mix import OK, MixedLoad, Outcome
+from perf.load.resources import Resources, read_resources
+from perf.machine import describe_machine
+from perf.records import markdown_table
+from pocket_backend.api import ConfigurationError
+from pocket_backend.triton.launcher import ServerOptions, TritonServer
+from pocket_backend.triton.ports import Ports
+from pocket_backend.triton.settings import FAKE_MODEL, find_default_model
+from pocket_client import Client
+
+RSS_GROWTH_LIMIT = 0.03
+"""Of the second quarter's level, beyond ``RSS_SLACK_BYTES``."""
+RSS_SLACK_BYTES = 16 * 2**20
+LATENCY_DRIFT_LIMIT = 1.5
+"""Last third over first, of medians. On a machine that others use this says little."""
+SETTLE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The server at one moment."""
+
+    seconds: float
+    resources: Resources
+    blocks_ok: bool
+    """free + used + cached = total."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the verdict."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--hours", type=float, default=1 / 3, help="how long (default: 20 minutes)")
+    parser.add_argument("--users", type=int, default=12, help="clients at once")
+    parser.add_argument("--model", help="a GGUF file, or `fake`; default: the demo model")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between samples")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the report (Markdown)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write samples and checks")
+    options = parser.parse_args(arguments)
+    model = options.model or find_default_model()
+    if model is None:
+        print("soak: no model; give --model FILE.gguf or --model fake", file=sys.stderr)
+        return 2
+    environment = {}
+    if model == FAKE_MODEL:
+        environment["POCKETLLM_FAKE_OPTIONS"] = '{"delay_seconds": 0.005}'
+    server = TritonServer(ServerOptions(str(model), ports=Ports(0, 0, 0), environment=environment))
+    try:
+        with server:
+            samples, outcomes, checks = soak(server, options)
+    except ConfigurationError as error:
+        print(f"soak: {error}", file=sys.stderr)
+        return 2
+    text = report(options, samples, outcomes, checks)
+    print(text)
+    if options.report is not None:
+        options.report.write_text(text + "\n", encoding="utf-8")
+    if options.json is not None:
+        content = {
+            "samples": [asdict(sample) for sample in samples],
+            "checks": [asdict(check) for check in checks],
+            "outcomes": Counter(f"{o.kind}: {o.ended}" for o in outcomes),
+        }
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(check.passed for check in checks) else 1
+
+
+def soak(
+    server: TritonServer, options: argparse.Namespace
+) -> tuple[list[Sample], list[Outcome], list[Check]]:
+    """Load, watch, stop, judge."""
+    client = Client(server.grpc_address)
+    load = MixedLoad(server.grpc_address, server.http_url, users=options.users, seed=options.seed)
+    before = client.stats(timeout=30.0)
+    samples: list[Sample] = []
+    started = time.monotonic()
+    load.start()
+    while (elapsed := time.monotonic() - started) < options.hours * 3600:
+        time.sleep(min(options.every, max(0.0, options.hours * 3600 - elapsed)))
+        samples.append(take_sample(server, client, time.monotonic() - started))
+        if sys.stderr.isatty():
+            print(progress(samples[-1]), end="", file=sys.stderr, flush=True)
+    outcomes = load.stop()
+    after, settled = settle(client)
+    checks = [
+        *judge_outcomes(outcomes),
+        *judge_resources(samples),
+        judge_latency("time to first token", outcomes, lambda outcome: outcome.ttft),
+        judge_latency("time per token", outcomes, lambda outcome: outcome.per_token),
+        Check("server at baseline", settled, "nothing runs, no block in use" if settled else
+              f"after {SETTLE_SECONDS:.0f} s: {_state(after)}"),
+        judge_ledger(outcomes, before, after),
+        judge_endpoint(server, after),
+    ]  # fmt: skip
+    client.close()
+    return samples, outcomes, checks
+
+
+def take_sample(server: TritonServer, client: Client, seconds: float) -> Sample:
+    stats = client.stats(timeout=60.0)
+    blocks = [_number(stats, f"blocks_{state}") for state in ("free", "used", "cached")]
+    return Sample(
+        seconds,
+        read_resources(os.getpid(), server.server_id),
+        sum(blocks) == _number(stats, "blocks_total") and _number(stats, "integrity_failures") == 0,
+    )
+
+
+def settle(client: Client) -> tuple[dict[str, object], bool]:
+    """Statistics once the server is idle; false if it does not get there."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        stats = client.stats(timeout=60.0)
+        idle = all(
+            _number(stats, name) == 0
+            for name in ("running", "waiting", "open_streams", "blocks_used", "integrity_failures")
+        )
+        if idle or time.monotonic() > deadline:
+            return stats, idle
+        time.sleep(0.1)
+
+
+# --- the verdict ----------------------------------------------------------------------------------
+
+
+def judge_outcomes(outcomes: Sequence[Outcome]) -> list[Check]:
+    bad = Counter(f"{o.kind}: {o.ended}" for o in outcomes if o.ended != OK)
+    detail = "; ".join(f"{count} x {what}" for what, count in bad.most_common(5))
+    return [Check("every request ended as it should", bool(outcomes) and not bad,
+                  detail or f"{len(outcomes)} requests")]  # fmt: skip
+
+
+def judge_resources(samples: Sequence[Sample]) -> list[Check]:
+    """Growth from the second quarter of the run to the last: the first one is warm-up."""
+    quarter = len(samples) // 4
+    if quarter < 2:
+        return [Check("nothing grows", False, f"{len(samples)} samples are too few; run longer")]
+
+    def levels(read: Callable[[Resources], int]) -> tuple[float, float]:
+        values = [read(sample.resources) for sample in samples]
+        return statistics.median(values[quarter : 2 * quarter]), statistics.median(
+            values[-quarter:]
+        )
+
+    rss_early, rss_late = levels(lambda r: r.rss_bytes)
+    allowed = rss_early * (1 + RSS_GROWTH_LIMIT) + RSS_SLACK_BYTES
+    checks = [Check("memory does not grow", rss_late <= allowed,
+                    f"{rss_early / 2**20:.1f} to {rss_late / 2**20:.1f} MiB")]  # fmt: skip
+    for name, read, slack in (
+        ("shared memory", lambda r: r.shm_bytes, 0),
+        ("file descriptors", lambda r: r.file_descriptors, 8),
+        ("threads", lambda r: r.threads, 4),
+        ("processes", lambda r: r.processes, 0),
+    ):
+        early, late = levels(read)
+        passed = late <= early + slack
+        verb = "do" if name.endswith("s") else "does"
+        checks.append(Check(f"{name} {verb} not grow", passed, f"{early:g} to {late:g}"))
+    wrong = sum(not sample.blocks_ok for sample in samples)
+    checks.append(
+        Check("KV blocks always add up", wrong == 0, f"{wrong} of {len(samples)} samples")
+    )
+    return checks
+
+
+def judge_latency(
+    name: str, outcomes: Sequence[Outcome], read: Callable[[Outcome], float | None]
+) -> Check:
+    """Median of the last third over that of the first."""
+    values = [value for outcome in outcomes if (value := read(outcome)) is not None]
+    third = len(values) // 3
+    if third < 5:
+        return Check(f"{name} does not drift", False, f"{len(values)} values are too few")
+    early, late = statistics.median(values[:third]), statistics.median(values[-third:])
+    return Check(f"{name} does not drift", late <= early * LATENCY_DRIFT_LIMIT,
+                 f"{early * 1e3:.1f} to {late * 1e3:.1f} ms")  # fmt: skip
+
+
+def judge_ledger(
+    outcomes: Sequence[Outcome], before: dict[str, object], after: dict[str, object]
+) -> Check:
+    """Requests that ended well are exactly the server's `stop` and `length`, unless a client left
+    or was cancelled after its request's last token."""
+    counted = [
+        _finished(after, reason) - _finished(before, reason) for reason in ("stop", "length")
+    ]
+    served = sum(o.ended == OK and o.kind in ("grpc", "http", "chat", "long") for o in outcomes)
+    leaving = sum(o.kind in ("leave", "cancel", "deadline") for o in outcomes)
+    passed = served <= sum(counted) <= served + leaving
+    return Check("counters agree with the clients", passed,
+                 f"{sum(counted)} counted, {served} read to the end")  # fmt: skip
+
+
+def judge_endpoint(server: TritonServer, stats: dict[str, object]) -> Check:
+    """What Prometheus would scrape is what the engine counted."""
+    wanted = f'pocket_tokens_total{{type="generated"}} {stats["generated_tokens"]}'
+    deadline = time.monotonic() + 20.0
+    while True:
+        with urllib.request.urlopen(server.metrics_url, timeout=20) as answer:
+            found = wanted in answer.read().decode().splitlines()
+        if found or time.monotonic() > deadline:
+            return Check("the metrics endpoint agrees with the engine", found, wanted)
+        time.sleep(0.2)
+
+
+def report(
+    options: argparse.Namespace,
+    samples: Sequence[Sample],
+    outcomes: Sequence[Outcome],
+    checks: Sequence[Check],
+) -> str:
+    kinds = Counter(outcome.kind for outcome in outcomes)
+    tokens = sum(outcome.tokens for outcome in outcomes)
+    rows = [
+        (c.name, "passed" if c.passed else "FAILED", c.detail.replace("|", "/")) for c in checks
+    ]
+    verdict = "PASSED" if all(check.passed for check in checks) else "FAILED"
+    mixture = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+    facts = (
+        f"{options.hours * 60:.1f} minutes, {options.users} clients, {len(outcomes)} requests "
+        f"({mixture}), {tokens} tokens read, {len(samples)} samples. "
+        f"{describe_machine().summary()}."
+    )
+    table = markdown_table(("check", "verdict", "figures"), rows)
+    return "\n".join((f"# Soak: {verdict}", "", facts, "", table))
+
+
+def progress(sample: Sample) -> str:
+    resources = sample.resources
+    return (
+        f"\r{sample.seconds / 60:6.1f} min  {resources.rss_bytes / 2**20:7.1f} MiB  "
+        f"{resources.file_descriptors} fds  "
+    )
+
+
+def _number(stats: dict[str, object], name: str) -> int:
+    value = stats[name]
+    assert isinstance(value, int), name
+    return value
+
+
+def _finished(stats: dict[str, object], reason: str) -> int:
+    requests = stats["requests"]
+    assert isinstance(requests, dict)
+    count = requests.get(reason, 0)
+    assert isinstance(count, int)
+    return count
+
+
+def _state(stats: dict[str, object]) -> str:
+    shown = ("running", "waiting", "open_streams", "blocks_used", "integrity_failures")
+    return ", ".join(f"{name} {stats[name]}" for name in shown)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
