@@ -48,6 +48,19 @@ Precision parse_precision(const std::string& name) {
   throw Error(ErrorCode::kUnsupported, "precision: got '" + name + "'; supported are int8 and f32");
 }
 
+std::optional<DType> parse_weights(const std::optional<std::string>& name) {
+  if (!name) {
+    return std::nullopt;
+  }
+  if (*name == "q8_0") {
+    return DType::kQ8_0;
+  }
+  if (*name == "q4_0") {
+    return DType::kQ4_0;
+  }
+  throw Error(ErrorCode::kUnsupported, "weights: got '" + *name + "'; supported are q8_0 and q4_0");
+}
+
 /// The Python object: an engine that calls from several threads cannot corrupt.
 class PyEngine {
  public:
@@ -288,13 +301,15 @@ std::unique_ptr<PyEngine> make_engine(const std::filesystem::path& model, std::s
                                       std::size_t max_sequences, std::size_t max_batch_tokens,
                                       std::size_t max_context, const std::string& kv_dtype,
                                       const std::string& precision, std::size_t threads,
-                                      const std::optional<std::string>& isa) {
+                                      const std::optional<std::string>& isa,
+                                      const std::optional<std::string>& weights) {
   EngineOptions options{.num_blocks = num_blocks,
                         .max_sequences = max_sequences,
                         .max_batch_tokens = max_batch_tokens,
                         .max_context = max_context,
                         .kv_dtype = parse_kv_dtype(kv_dtype),
                         .precision = parse_precision(precision),
+                        .weights = parse_weights(weights),
                         .threads = threads,
                         .isa = std::nullopt};
   if (isa) {
@@ -350,7 +365,7 @@ void bind_engine(py::module_& m) {
       .def(py::init(&make_engine), py::arg("model"), py::kw_only(), py::arg("num_blocks"),
            py::arg("max_sequences") = 16, py::arg("max_batch_tokens") = 512,
            py::arg("max_context") = 0, py::arg("kv_dtype") = "f16", py::arg("precision") = "int8",
-           py::arg("threads") = 0, py::arg("isa") = py::none())
+           py::arg("threads") = 0, py::arg("isa") = py::none(), py::arg("weights") = py::none())
       .def("step", &PyEngine::step, kStepDoc, py::kw_only(), py::arg("token_ids"),
            py::arg("positions"), py::arg("sequence_offsets"), py::arg("block_tables"),
            py::arg("table_rows"), py::arg("logits_rows"), py::arg("temperature"), py::arg("top_k"),

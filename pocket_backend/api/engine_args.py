@@ -43,7 +43,7 @@ class EngineArgs:
     """
 
     model: str
-    """A GGUF file."""
+    """A GGUF file, or a Hugging Face directory with config.json and safetensors."""
     backend: str = "auto"
     tokenizer_path: str | None = None
     """A GGUF file or a directory with tokenizer.json; None: the model's own."""
@@ -72,7 +72,7 @@ class EngineArgs:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigurationError(
-                f"model: got {short_repr(self.model)}; give the path of a GGUF file"
+                f"model: got {short_repr(self.model)}; give a GGUF file or a Hugging Face directory"
             )
         _check_choice("backend", self.backend, _BACKENDS)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, _KV_DTYPES)

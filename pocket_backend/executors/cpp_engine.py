@@ -53,10 +53,11 @@ _ROW_ERRORS = {
 
 
 class CppEngineBackend(BackendExecutor):
-    """A GGUF model on the CPU.
+    """A model on the CPU, from GGUF or safetensors.
 
     Args:
-        ckpt: a GGUF file, or a directory that holds exactly one.
+        ckpt: a GGUF file, a directory that holds exactly one, or a Hugging Face directory
+            (config.json and safetensors).
         options: see ``CppEngineOptions``; unknown names are refused.
 
     Raises:
@@ -88,6 +89,7 @@ class CppEngineBackend(BackendExecutor):
                 precision=options.precision,
                 threads=options.threads,
                 isa=options.isa,
+                weights=None if options.weights == "auto" else options.weights,
             )
         except native.EngineError as error:
             raise _load_error(error) from error
@@ -373,13 +375,13 @@ def _native_module() -> Any:
 
 def _model_file(ckpt: str | Path) -> Path:
     path = Path(ckpt).expanduser()
-    if not path.is_dir():
+    if not path.is_dir() or (path / "config.json").is_file():
         return path
     files = sorted(path.glob("*.gguf"))
     if len(files) != 1:
         raise ModelLoadError(
-            f"model: the directory {short_repr(path.name)} holds {len(files)} GGUF files; give "
-            "the path of one file"
+            f"model: the directory {short_repr(path.name)} holds no config.json and "
+            f"{len(files)} GGUF files; give the path of one file, or a Hugging Face directory"
         )
     return files[0]
 

@@ -22,6 +22,7 @@ _KV_DTYPES = {
 }
 _KV_DTYPES_PLANNED = frozenset({"fp8", "bf16", "turboquant_k8v4", "turboquant"})
 _PRECISIONS = ("int8", "f32")
+_WEIGHTS = ("auto", "q8_0", "q4_0")
 _ISAS = ("scalar", "avx2", "avx512")
 _INT32_MAX = 2**31 - 1
 
@@ -52,6 +53,8 @@ class CppEngineOptions:
     kv_cache_tokens: int | None = None
     threads: int = 0
     precision: str = "int8"
+    weights: str = "auto"
+    """auto: as the file has them; q8_0 or q4_0: float matrices are quantised while loading."""
     isa: str | None = None
     """Instruction set of the kernels; None: the best, or ``POCKETLLM_ISA``."""
 
@@ -75,6 +78,7 @@ class CppEngineOptions:
             )
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, tuple(_KV_DTYPES))
         _check_choice("precision", self.precision, _PRECISIONS)
+        _check_choice("weights", self.weights, _WEIGHTS)
         if self.isa is not None:
             _check_choice("isa", self.isa, _ISAS)
 

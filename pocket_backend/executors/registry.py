@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pocket_backend.api import (
@@ -81,26 +82,39 @@ def resolve_backend(args: EngineArgs) -> str:
     """The name of the backend that ``args`` mean; ``auto`` looks at the model and logs why.
 
     Raises:
-        ModelLoadError: ``auto``, and the model is missing or not a GGUF file.
+        ModelLoadError: ``auto``, and the model is missing or of an unknown format.
     """
     if args.backend != "auto":
         return args.backend
     if is_fake(args):
         chosen, reason = "fake", "the model is named 'fake'"
     else:
-        path = args.model_path()
-        if not path.is_file():
-            raise ModelLoadError(f"model: no file {str(path)!r}; give the path of a GGUF file")
-        with path.open("rb") as file:
-            magic = file.read(len(_GGUF_MAGIC))
-        if magic != _GGUF_MAGIC:
-            raise ModelLoadError(
-                f"model: {short_repr(path.name)} is not a GGUF file and no other format is "
-                "supported by this version"
-            )
-        chosen, reason = "cpp", "the model is a GGUF file"
+        chosen, reason = "cpp", f"the model is {_model_format(args.model_path())}"
     log_event(_log, logging.INFO, "backend chosen", backend=chosen, reason=reason)
     return chosen
+
+
+def _model_format(path: Path) -> str:
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return "a Hugging Face directory"
+        if any(path.glob("*.gguf")):
+            return "a directory with a GGUF file"
+        raise ModelLoadError(
+            f"model: the directory {str(path)!r} holds neither config.json nor a GGUF file"
+        )
+    if not path.is_file():
+        raise ModelLoadError(
+            f"model: no file {str(path)!r}; give a GGUF file or a Hugging Face directory"
+        )
+    with path.open("rb") as file:
+        magic = file.read(len(_GGUF_MAGIC))
+    if magic != _GGUF_MAGIC:
+        raise ModelLoadError(
+            f"model: {short_repr(path.name)} is not a GGUF file; give one, or a Hugging Face "
+            "directory (config.json and safetensors)"
+        )
+    return "a GGUF file"
 
 
 def create_executor(args: EngineArgs) -> BackendExecutor:

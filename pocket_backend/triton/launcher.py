@@ -60,7 +60,7 @@ class ServerOptions:
     """What to serve and where. Engine tunables travel in ``environment`` as ``POCKETLLM_*``."""
 
     model: str
-    """A GGUF file."""
+    """A GGUF file or a Hugging Face directory."""
     host: str = "127.0.0.1"
     ports: Ports = field(default_factory=Ports)
     model_repository: Path | None = None
@@ -333,14 +333,19 @@ def find_model_repository() -> Path:
 
 
 def check_model_file(model: str) -> None:
-    """Raises ConfigurationError unless ``model`` names a readable file."""
+    """Raises ConfigurationError unless ``model`` names a readable file or model directory."""
     if model == FAKE_MODEL:
         return
     path = Path(model).expanduser()
-    if path.is_dir():
-        raise ConfigurationError(f"model: {path} is a directory; give the path of a GGUF file")
+    if path.is_dir() and not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
+        raise ConfigurationError(
+            f"model: {path} is a directory without config.json or a GGUF file; give a GGUF file or "
+            "a Hugging Face directory"
+        )
     if not path.exists():
-        raise ConfigurationError(f"model: {path} does not exist; give the path of a GGUF file")
+        raise ConfigurationError(
+            f"model: {path} does not exist; give a GGUF file or a Hugging Face directory"
+        )
     if not os.access(path, os.R_OK):
         raise ConfigurationError(f"model: {path} is not readable by this user")
 

@@ -1,12 +1,10 @@
 #include "decoder_config.h"
 
-#include <cmath>
 #include <string>
 
+#include "config_reader.h"
 #include "pocket/base/error.h"
-#include "pocket/base/quoted.h"
 #include "pocket/cpu/packed_matrix.h"
-#include "pocket/quant/dequantize.h"
 
 namespace pocket {
 namespace {
@@ -19,97 +17,10 @@ constexpr std::uint64_t kMaxHeads = 1 << 12;
 constexpr std::uint64_t kMaxContext = 1 << 24;
 constexpr std::size_t kMaxHeadDim = 256;  // what the attention kernels take
 
-class Reader {
- public:
-  explicit Reader(const WeightSource& source) : source_(source) {}
-
-  [[noreturn]] void fail(ErrorCode code, const std::string& what) const {
-    throw Error(code, source_.name() + ": " + what);
-  }
-
-  std::size_t size(const char* key, std::uint64_t max) const {
-    const auto value = source_.get_uint(key);
-    if (!value) {
-      fail(ErrorCode::kBadFile, std::string(key) + " is missing");
-    }
-    return check(key, *value, max);
-  }
-
-  std::size_t size_or(const char* key, std::uint64_t max, std::size_t fallback) const {
-    const auto value = source_.get_uint(key);
-    return value ? check(key, *value, max) : fallback;
-  }
-
-  double positive_or(const char* key, double fallback) const {
-    const double value = source_.get_float(key).value_or(fallback);
-    if (!std::isfinite(value) || value <= 0.0) {
-      fail(ErrorCode::kBadFile, std::string(key) + ": got " + std::to_string(value) +
-                                    "; must be a finite positive number");
-    }
-    return value;
-  }
-
-  void multiple(const char* what, std::size_t value, std::size_t of) const {
-    if (value % of != 0) {
-      fail(ErrorCode::kUnsupported, std::string(what) + ": got " + std::to_string(value) +
-                                        "; the kernels need a multiple of " + std::to_string(of));
-    }
-  }
-
- private:
-  std::size_t check(const char* key, std::uint64_t value, std::uint64_t max) const {
-    if (value == 0 || value > max) {
-      fail(ErrorCode::kBadFile, std::string(key) + ": got " + std::to_string(value) +
-                                    "; must be from 1 to " + std::to_string(max));
-    }
-    return static_cast<std::size_t>(value);
-  }
-
-  const WeightSource& source_;
-};
-
-void read_rope(const WeightSource& source, const Reader& reader, DecoderConfig& config) {
-  config.rotary_dims = reader.size_or("rope.dimension_count", kMaxHeadDim, config.head_dim);
-  if (config.rotary_dims > config.head_dim) {
-    reader.fail(ErrorCode::kBadFile, "rope.dimension_count: got " +
-                                         std::to_string(config.rotary_dims) + "; a head has only " +
-                                         std::to_string(config.head_dim));
-  }
-  reader.multiple("rope.dimension_count", config.rotary_dims, 2);
-  config.rope_base = reader.positive_or("rope.freq_base", 10000.0);
-
-  const std::string scaling = source.get_string("rope.scaling.type").value_or("none");
-  if (scaling == "linear") {
-    config.rope_position_scale = reader.positive_or("rope.scaling.factor", 1.0);
-  } else if (scaling == "none") {
-    config.rope_position_scale = reader.positive_or("rope.scale_linear", 1.0);  // the older key
-  } else {
-    reader.fail(ErrorCode::kUnsupported,
-                "rope.scaling.type: got " + quoted(scaling) + "; supported are none and linear");
-  }
-
-  if (const auto factors = source.find("rope_freqs.weight")) {
-    const std::size_t pairs = config.rotary_dims / 2;
-    if (factors->shape != std::vector<std::size_t>{pairs}) {
-      reader.fail(ErrorCode::kBadFile, "rope_freqs.weight must have " + std::to_string(pairs) +
-                                           " elements (half of rope.dimension_count) and has " +
-                                           std::to_string(factors->elements()));
-    }
-    config.rope_frequency_factors.resize(pairs);
-    dequantize_row(factors->type, factors->data, config.rope_frequency_factors);
-    for (const float factor : config.rope_frequency_factors) {
-      if (!std::isfinite(factor) || factor <= 0.0F) {
-        reader.fail(ErrorCode::kBadFile, "rope_freqs.weight holds " + std::to_string(factor) +
-                                             "; factors must be finite and positive");
-      }
-    }
-  }
-}
-
 }  // namespace
 
 DecoderConfig read_decoder_config(const WeightSource& source) {
-  const Reader reader(source);
+  const ConfigReader reader(source);
   DecoderConfig config;
   config.layers = reader.size("block_count", kMaxLayers);
   config.hidden = reader.size("embedding_length", kMaxWidth);
@@ -175,7 +86,7 @@ DecoderConfig read_decoder_config(const WeightSource& source) {
     reader.fail(ErrorCode::kUnsupported, "attention.sliding_window: got " +
                                              std::to_string(*window) + "; only full attention is");
   }
-  read_rope(source, reader, config);
+  config.rope = read_rope_config(source, config.head_dim);
   return config;
 }
 

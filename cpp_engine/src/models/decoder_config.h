@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
 #include "pocket/models/model_info.h"
 #include "pocket/models/weight_source.h"
+#include "rope_config.h"
 
 namespace pocket {
 
@@ -19,11 +19,7 @@ struct DecoderConfig {
   std::size_t vocab = 0;
   std::size_t context = 0;
   float norm_epsilon = 0.0F;
-  // RoPE
-  std::size_t rotary_dims = 0;  ///< leading dimensions of a head that rotate
-  double rope_base = 10000.0;
-  double rope_position_scale = 1.0;           ///< linear scaling: positions are divided by it
-  std::vector<float> rope_frequency_factors;  ///< empty, or [rotary_dims / 2] divisors
+  RopeConfig rope;
 
   [[nodiscard]] std::size_t query_width() const noexcept { return heads * head_dim; }
   [[nodiscard]] std::size_t kv_width() const noexcept { return kv_heads * head_dim; }

@@ -35,6 +35,19 @@ class GgufSource final : public WeightSource {
     return value ? std::optional<std::string>(*value) : std::nullopt;
   }
 
+  std::optional<std::vector<bool>> get_flags(std::string_view key) const override {
+    const auto found = file_.metadata().find(prefixed(key));
+    if (found == file_.metadata().end()) {
+      return std::nullopt;
+    }
+    const auto* array = std::get_if<GgufArray>(&found->second);
+    const auto* flags = array ? std::get_if<std::vector<bool>>(array) : nullptr;
+    if (flags == nullptr) {
+      throw Error(ErrorCode::kBadFile, name() + ": " + found->first + " must be an array of bools");
+    }
+    return *flags;
+  }
+
   std::size_t tokenizer_tokens() const override {
     const auto found = file_.metadata().find("tokenizer.ggml.tokens");
     if (found == file_.metadata().end()) {
@@ -91,6 +104,8 @@ class GgufSource final : public WeightSource {
   // Converters to GGUF permute q and k of "llama" files only (algorithms: GGUF conventions).
   bool rope_pairs_interleaved() const override { return architecture() == "llama"; }
 
+  float norm_weight_offset() const override { return 0.0F; }
+
   void release() const noexcept override { file_.release_pages(); }
 
  private:
@@ -102,14 +117,6 @@ class GgufSource final : public WeightSource {
 };
 
 }  // namespace
-
-std::size_t StoredTensor::elements() const noexcept {
-  std::size_t count = 1;
-  for (const std::size_t extent : shape) {
-    count *= extent;
-  }
-  return count;
-}
 
 std::unique_ptr<WeightSource> open_gguf_source(const std::string& path) {
   return std::make_unique<GgufSource>(path);

@@ -39,8 +39,8 @@ class Llama final : public Model {
                                                    "; the model's limit is " +
                                                    std::to_string(config_.context));
     }
-    load_weights(source);
-    rope_ = RopeTable(config_, max_context_);
+    load_weights(source, options);
+    rope_ = RopeTable(config_.rope, max_context_);
     workspace_.emplace(config_, options, forms(), logits_stride());
   }
 
@@ -82,10 +82,10 @@ class Llama final : public Model {
   }
 
  private:
-  void load_weights(const WeightSource& source) {
-    WeightLoader loader(source);
+  void load_weights(const WeightSource& source, const ModelOptions& options) {
+    WeightLoader loader(source, options.weights);
     loader.matrix("token_embd.weight", config_.vocab, config_.hidden, embedding_);
-    loader.vector("output_norm.weight", config_.hidden, output_norm_);
+    loader.norm("output_norm.weight", config_.hidden, output_norm_);
     if (loader.has("output.weight")) {
       loader.matrix("output.weight", config_.vocab, config_.hidden, untied_head_);
       head_ = &untied_head_;
@@ -94,9 +94,9 @@ class Llama final : public Model {
     for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
       const std::string prefix = "blk." + std::to_string(layer) + ".";
       Block& block = blocks_[layer];
-      loader.vector(prefix + "attn_norm.weight", config_.hidden, block.attention_norm);
+      loader.norm(prefix + "attn_norm.weight", config_.hidden, block.attention_norm);
       block.attention.load(loader, prefix, config_, source.rope_pairs_interleaved());
-      loader.vector(prefix + "ffn_norm.weight", config_.hidden, block.mlp_norm);
+      loader.norm(prefix + "ffn_norm.weight", config_.hidden, block.mlp_norm);
       block.mlp.load(loader, prefix, config_.hidden, config_.ffn);
     }
     weights_ = loader.load(*compute_.pool);

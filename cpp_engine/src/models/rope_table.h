@@ -3,19 +3,17 @@
 #include <cstddef>
 #include <vector>
 
-#include "decoder_config.h"
+#include "rope_config.h"
 
 namespace pocket {
 
-/// cos and sin of every position below `positions`, [positions, rotary_dims / 2] each.
-///
-/// Pair i turns by position / scale * base^(-2i / rotary_dims) / factor_i (RoFormer, Su et al.
-/// 2021; linear scaling and Llama 3.1's per-frequency factors). Angles are computed in double: in
-/// float32 they are off by 5e-4 at position 8,000.
+/// cos and sin of every position below `positions`, [positions, rotary_dims / 2] each, as
+/// `RopeConfig` defines them. Angles are computed in double: in float32 they are off by 5e-4 at
+/// position 8,000.
 class RopeTable {
  public:
   RopeTable() = default;
-  RopeTable(const DecoderConfig& config, std::size_t positions);
+  RopeTable(const RopeConfig& config, std::size_t positions);
 
   [[nodiscard]] std::size_t rotary_dims() const noexcept { return 2 * pairs_; }
   [[nodiscard]] const float* cos(std::size_t position) const noexcept {

@@ -7,6 +7,7 @@
 #include "pocket/base/error.h"
 #include "pocket/base/quoted.h"
 #include "pocket/quant/dequantize.h"
+#include "pocket/quant/quantize.h"
 
 namespace pocket {
 namespace {
@@ -44,6 +45,20 @@ std::vector<std::uint32_t> head_row_order(const RowOrder& order, std::size_t row
   return stored;
 }
 
+// Stored rows of a float type in another format.
+std::vector<std::byte> quantise(DType stored_type, std::span<const std::byte> stored,
+                                std::size_t rows, std::size_t columns, DType type) {
+  const std::size_t stored_row = row_bytes(stored_type, columns);
+  const std::size_t out_row = row_bytes(type, columns);
+  std::vector<std::byte> out(rows * out_row);
+  std::vector<float> values(columns);
+  for (std::size_t row = 0; row < rows; ++row) {
+    dequantize_row(stored_type, stored.subspan(row * stored_row, stored_row), values);
+    quantize_row(type, values, std::span(out).subspan(row * out_row, out_row));
+  }
+  return out;
+}
+
 struct PackTask {
   std::size_t matrix;
   std::size_t row_begin;
@@ -71,16 +86,36 @@ StoredTensor WeightLoader::require(const std::string& name, const std::vector<st
 void WeightLoader::matrix(const std::string& name, std::size_t rows, std::size_t columns,
                           PackedMatrix& target, RowOrder order) {
   StoredTensor tensor = require(name, {rows, columns});
-  const std::size_t bytes = aligned(packed_bytes(packed_layout(tensor.type), rows, columns));
-  matrices_.push_back({std::move(tensor), &target, order, bytes_});
+  const DType type = packed_type(tensor);
+  const std::size_t bytes = aligned(packed_bytes(packed_layout(type), rows, columns));
+  matrices_.push_back({std::move(tensor), type, &target, order, bytes_});
   bytes_ += bytes;
 }
 
 void WeightLoader::vector(const std::string& name, std::size_t size,
                           std::span<const float>& target) {
+  add_vector(name, size, target, 0.0F);
+}
+
+void WeightLoader::norm(const std::string& name, std::size_t size, std::span<const float>& target) {
+  add_vector(name, size, target, source_.norm_weight_offset());
+}
+
+void WeightLoader::add_vector(const std::string& name, std::size_t size,
+                              std::span<const float>& target, float added) {
   StoredTensor tensor = require(name, {size});
-  vectors_.push_back({std::move(tensor), &target, bytes_});
+  vectors_.push_back({std::move(tensor), &target, bytes_, added});
   bytes_ += aligned(size * sizeof(float));
+}
+
+DType WeightLoader::packed_type(const StoredTensor& tensor) const {
+  const bool floats =
+      tensor.type == DType::kF32 || tensor.type == DType::kF16 || tensor.type == DType::kBF16;
+  if (!weights_ || !floats || tensor.shape.back() % dtype_info(*weights_).block_size != 0) {
+    return tensor.type;
+  }
+  const bool ends = tensor.name == "token_embd.weight" || tensor.name == "output.weight";
+  return ends ? DType::kQ8_0 : *weights_;
 }
 
 void WeightLoader::refuse_unknown_tensors() const {
@@ -100,6 +135,9 @@ PackedWeights WeightLoader::load(ThreadPool& pool) {
   for (const Vector& item : vectors_) {
     const std::span<float> values = weights.arena.view<float>(item.offset, item.tensor.elements());
     dequantize_row(item.tensor.type, item.tensor.data, values);
+    for (float& value : values) {
+      value += item.added;
+    }
     *item.target = values;
   }
 
@@ -116,7 +154,7 @@ PackedWeights WeightLoader::load(ThreadPool& pool) {
     *item.target = PackedMatrix{.data = weights.arena.data() + item.offset,
                                 .rows = rows,
                                 .columns = item.tensor.shape[1],
-                                .layout = packed_layout(item.tensor.type)};
+                                .layout = packed_layout(item.packed_type)};
   }
 
   pool.parallel_for(tasks.size(), [&](std::size_t index, std::size_t) {
@@ -129,9 +167,15 @@ PackedWeights WeightLoader::load(ThreadPool& pool) {
         item.order.head_dim > 0 ? head_row_order(item.order, rows) : std::vector<std::uint32_t>{};
     const std::size_t offset =
         item.offset + task.row_begin / kPanelRows * item.target->panel_bytes();
+    std::span<const std::byte> stored =
+        item.tensor.data.subspan(task.row_begin * stride, rows * stride);
+    std::vector<std::byte> quantised;
+    if (item.packed_type != item.tensor.type) {
+      quantised = quantise(item.tensor.type, stored, rows, columns, item.packed_type);
+      stored = quantised;
+    }
     pack_matrix(
-        item.tensor.type, item.tensor.data.subspan(task.row_begin * stride, rows * stride), rows,
-        columns, order,
+        item.packed_type, stored, rows, columns, order,
         weights.arena.view<std::byte>(offset, packed_bytes(item.target->layout, rows, columns)));
   });
   source_.release();

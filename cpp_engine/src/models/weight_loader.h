@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -37,12 +38,17 @@ struct PackedWeights {
 /// nobody asked for: a model that ignored a bias would be silently wrong.
 class WeightLoader {
  public:
-  explicit WeightLoader(const WeightSource& source) : source_(source) {}
+  /// `weights`: format that float matrices whose rows are whole blocks are quantised to. The
+  /// embedding and the head get at least Q8_0: every token passes through them.
+  explicit WeightLoader(const WeightSource& source, std::optional<DType> weights = {})
+      : source_(source), weights_(weights) {}
 
   [[nodiscard]] bool has(std::string_view name) const { return source_.find(name).has_value(); }
   void matrix(const std::string& name, std::size_t rows, std::size_t columns, PackedMatrix& target,
               RowOrder order = {});
   void vector(const std::string& name, std::size_t size, std::span<const float>& target);
+  /// As `vector`, plus `norm_weight_offset()` of the source.
+  void norm(const std::string& name, std::size_t size, std::span<const float>& target);
   /// Marks a tensor that is read elsewhere as known.
   void known(const std::string& name) { known_.insert(name); }
 
@@ -51,6 +57,7 @@ class WeightLoader {
  private:
   struct Matrix {
     StoredTensor tensor;
+    DType packed_type;  ///< the tensor's, or what it is quantised to
     PackedMatrix* target;
     RowOrder order;
     std::size_t offset;
@@ -59,12 +66,17 @@ class WeightLoader {
     StoredTensor tensor;
     std::span<const float>* target;
     std::size_t offset;
+    float added;
   };
 
   StoredTensor require(const std::string& name, const std::vector<std::size_t>& shape);
+  [[nodiscard]] DType packed_type(const StoredTensor& tensor) const;
+  void add_vector(const std::string& name, std::size_t size, std::span<const float>& target,
+                  float added);
   void refuse_unknown_tensors() const;
 
   const WeightSource& source_;
+  std::optional<DType> weights_;
   std::vector<Matrix> matrices_;
   std::vector<Vector> vectors_;
   std::set<std::string, std::less<>> known_;

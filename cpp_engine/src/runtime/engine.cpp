@@ -11,6 +11,7 @@
 #include "pocket/kv/kv_pool.h"
 #include "pocket/models/model.h"
 #include "pocket/models/weight_source.h"
+#include "pocket/quant/quantize.h"
 #include "pocket/runtime/step_check.h"
 
 namespace pocket {
@@ -35,6 +36,11 @@ EngineOptions resolved(EngineOptions options) {
   check_option("num_blocks", options.num_blocks, std::size_t{1} << 30);
   check_option("max_sequences", options.max_sequences, kMaxSequences);
   check_option("max_batch_tokens", options.max_batch_tokens, kMaxBatchTokens);
+  if (options.weights && !can_quantize(*options.weights)) {
+    throw Error(ErrorCode::kUnsupported, "weights: got " +
+                                             std::string(dtype_info(*options.weights).name) +
+                                             "; supported are Q8_0 and Q4_0");
+  }
   if (!options.isa) {
     options.isa = select_isa();
   }
@@ -92,12 +98,13 @@ class CpuEngine final : public Engine {
   std::size_t logits_rows() const { return std::min({kMaxLogitsRows, options_.max_batch_tokens}); }
 
   std::unique_ptr<Model> load(const std::filesystem::path& path) {
-    const std::unique_ptr<WeightSource> source = open_gguf_source(path.string());
+    const std::unique_ptr<WeightSource> source = open_weight_source(path.string());
     return load_model(*source, {.kernels = &kernels_,
                                 .pool = &pool_,
                                 .precision = options_.precision,
                                 .max_batch_tokens = options_.max_batch_tokens,
                                 .max_sequences = options_.max_sequences,
+                                .weights = options_.weights,
                                 .max_context = options_.max_context,
                                 .max_logits_rows = logits_rows()});
   }
@@ -142,7 +149,7 @@ class CpuEngine final : public Engine {
 }  // namespace
 
 ModelInfo inspect_model(const std::filesystem::path& model, KvDType kv_dtype) {
-  ModelInfo info = describe_model(*open_gguf_source(model.string()));
+  ModelInfo info = describe_model(*open_weight_source(model.string()));
   info.kv_bytes_per_block = kv_block_bytes({.layers = info.layers,
                                             .kv_heads = info.kv_heads,
                                             .head_dim = info.head_dim,

@@ -15,13 +15,13 @@ using test::small_source;
 TEST_CASE("defaults follow from the given keys") {
   const DecoderConfig config = read_decoder_config(small_source());
   CHECK(config.head_dim == 16);
-  CHECK(config.rotary_dims == 16);
+  CHECK(config.rope.dims == 16);
   CHECK(config.group() == 2);
   CHECK(config.query_width() == 64);
   CHECK(config.kv_width() == 32);
   CHECK(config.vocab == 40);
-  CHECK(config.rope_base == 10000.0);
-  CHECK(config.rope_position_scale == 1.0);
+  CHECK(config.rope.base == 10000.0);
+  CHECK(config.rope.position_scale == 1.0);
   CHECK(config.norm_epsilon == 1e-6F);
 
   MemorySource multi_head = small_source();
@@ -32,9 +32,9 @@ TEST_CASE("defaults follow from the given keys") {
 TEST_CASE("scaling factors count only with a scaling type") {
   MemorySource source = small_source();
   source.floats["rope.scaling.factor"] = 8.0;
-  CHECK(read_decoder_config(source).rope_position_scale == 1.0);
+  CHECK(read_decoder_config(source).rope.position_scale == 1.0);
   source.strings["rope.scaling.type"] = "linear";
-  CHECK(read_decoder_config(source).rope_position_scale == 8.0);
+  CHECK(read_decoder_config(source).rope.position_scale == 8.0);
   source.strings["rope.scaling.type"] = "longrope";
   CHECK_THROWS_AS(read_decoder_config(source), Error);
 }

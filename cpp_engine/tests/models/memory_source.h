@@ -18,6 +18,9 @@ class MemorySource final : public WeightSource {
   std::map<std::string, std::uint64_t, std::less<>> uints;
   std::map<std::string, double, std::less<>> floats;
   std::map<std::string, std::string, std::less<>> strings;
+  std::map<std::string, std::vector<bool>, std::less<>> flags;
+  std::string architecture_name = "llama";
+  float norm_offset = 0.0F;
   bool interleaved = false;
   mutable int releases = 0;
 
@@ -27,13 +30,16 @@ class MemorySource final : public WeightSource {
   void remove(const std::string& name) { tensors_.erase(name); }
 
   std::string name() const override { return "memory"; }
-  std::string architecture() const override { return "llama"; }
+  std::string architecture() const override { return architecture_name; }
   std::optional<std::uint64_t> get_uint(std::string_view key) const override {
     return get(uints, key);
   }
   std::optional<double> get_float(std::string_view key) const override { return get(floats, key); }
   std::optional<std::string> get_string(std::string_view key) const override {
     return get(strings, key);
+  }
+  std::optional<std::vector<bool>> get_flags(std::string_view key) const override {
+    return get(flags, key);
   }
   std::size_t tokenizer_tokens() const override { return 0; }
   std::vector<std::int32_t> eos_token_ids() const override { return {}; }
@@ -55,6 +61,7 @@ class MemorySource final : public WeightSource {
     return names;
   }
   bool rope_pairs_interleaved() const override { return interleaved; }
+  float norm_weight_offset() const override { return norm_offset; }
   void release() const noexcept override { ++releases; }
 
  private:

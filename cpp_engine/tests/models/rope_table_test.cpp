@@ -7,11 +7,10 @@
 namespace pocket {
 namespace {
 
-DecoderConfig config() {
-  DecoderConfig c;
-  c.head_dim = 64;
-  c.rotary_dims = 64;
-  c.rope_base = 100000.0;
+RopeConfig config() {
+  RopeConfig c;
+  c.dims = 64;
+  c.base = 100000.0;
   return c;
 }
 
@@ -31,18 +30,27 @@ TEST_CASE("angles follow the definition, also far out") {
 
 TEST_CASE("linear scaling stretches positions, factors stretch single frequencies") {
   const RopeTable plain(config(), 64);
-  DecoderConfig scaled = config();
-  scaled.rope_position_scale = 4.0;
+  RopeConfig scaled = config();
+  scaled.position_scale = 4.0;
   const RopeTable linear(scaled, 64);
   for (std::size_t pair = 0; pair < 32; ++pair) {
     CHECK(linear.cos(40)[pair] == plain.cos(10)[pair]);
   }
-  DecoderConfig with_factors = config();
-  with_factors.rope_frequency_factors.assign(32, 1.0F);
-  with_factors.rope_frequency_factors[5] = 2.0F;
+  RopeConfig with_factors = config();
+  with_factors.frequency_factors.assign(32, 1.0F);
+  with_factors.frequency_factors[5] = 2.0F;
   const RopeTable factors(with_factors, 64);
   CHECK(factors.sin(20)[5] == plain.sin(10)[5]);
   CHECK(factors.sin(20)[6] == plain.sin(20)[6]);
+}
+
+TEST_CASE("the magnitude scales cos and sin") {
+  const RopeTable plain(config(), 8);
+  RopeConfig louder = config();
+  louder.magnitude = 2.0;
+  const RopeTable table(louder, 8);
+  CHECK(table.cos(7)[3] == 2.0F * plain.cos(7)[3]);
+  CHECK(table.sin(7)[3] == 2.0F * plain.sin(7)[3]);
 }
 
 }  // namespace

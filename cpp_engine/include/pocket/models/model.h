@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,6 +39,8 @@ struct ModelOptions {
   Precision precision = Precision::kInt8;
   std::size_t max_batch_tokens = 0;
   std::size_t max_sequences = 0;
+  /// Format that float matrices are quantised to as they are packed; none: as stored.
+  std::optional<DType> weights{};
   /// 0: the model's own limit. Throws `Error(kInvalidArgument)` when above it.
   std::size_t max_context = 0;
   /// Rows that one `logits` call may ask for.

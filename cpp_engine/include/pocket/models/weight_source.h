@@ -41,20 +41,33 @@ class WeightSource {
   [[nodiscard]] virtual std::optional<std::uint64_t> get_uint(std::string_view key) const = 0;
   [[nodiscard]] virtual std::optional<double> get_float(std::string_view key) const = 0;
   [[nodiscard]] virtual std::optional<std::string> get_string(std::string_view key) const = 0;
+  /// One bool per layer, say.
+  [[nodiscard]] virtual std::optional<std::vector<bool>> get_flags(std::string_view key) const = 0;
   /// Tokens of the tokenizer that comes with the weights; 0 if none does.
   [[nodiscard]] virtual std::size_t tokenizer_tokens() const = 0;
-  /// Ids that end a text; empty if the tokenizer does not say. `Error(kBadFile)` for an id that it
-  /// does not have.
+  /// Ids that end a text, each one of the tokenizer's if there is one; empty if nothing says.
   [[nodiscard]] virtual std::vector<std::int32_t> eos_token_ids() const = 0;
   [[nodiscard]] virtual std::optional<StoredTensor> find(std::string_view tensor) const = 0;
   [[nodiscard]] virtual std::vector<std::string> tensor_names() const = 0;
   /// True if rows of q and k are ordered for RoPE on neighbouring pairs (GGUF's "llama" files).
   [[nodiscard]] virtual bool rope_pairs_interleaved() const = 0;
+  /// What to add to a stored norm's weights: 1 where the file keeps them around zero (Gemma's
+  /// safetensors), else 0.
+  [[nodiscard]] virtual float norm_weight_offset() const = 0;
   /// Gives back memory that only reading needed; called once the weights are packed.
   virtual void release() const noexcept = 0;
 };
 
-/// A GGUF file as a weight source. Throws what `GgufFile` throws.
+/// A GGUF file as a weight source. Throws what `GgufFile` throws, and `Error(kBadFile)` for an end
+/// of text that its tokenizer does not have.
 [[nodiscard]] std::unique_ptr<WeightSource> open_gguf_source(const std::string& path);
+
+/// A Hugging Face directory as a weight source: config.json, safetensors, and as far as they are
+/// there generation_config.json, tokenizer.json and tokenizer_config.json. Throws what
+/// `SafetensorsCheckpoint` and `read_hf_config` throw.
+[[nodiscard]] std::unique_ptr<WeightSource> open_safetensors_source(const std::string& directory);
+
+/// A directory as safetensors, anything else as GGUF.
+[[nodiscard]] std::unique_ptr<WeightSource> open_weight_source(const std::string& path);
 
 }  // namespace pocket

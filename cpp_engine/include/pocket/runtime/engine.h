@@ -10,6 +10,7 @@
 
 #include "pocket/cpu/kernels.h"
 #include "pocket/models/model_info.h"
+#include "pocket/quant/dtype.h"
 #include "pocket/sampling/sampler.h"
 
 namespace pocket {
@@ -21,6 +22,8 @@ struct EngineOptions {
   std::size_t max_context = 0;         ///< 0 = the model's own limit, which it may not exceed
   KvDType kv_dtype = KvDType::kF16;
   Precision precision = Precision::kInt8;
+  /// Q8_0 or Q4_0: float matrices are quantised as they are loaded (docs/formats.md).
+  std::optional<DType> weights{};
   std::size_t threads = 0;   ///< 0 = CPUs in the affinity mask
   std::optional<Isa> isa{};  ///< default: select_isa()
 };

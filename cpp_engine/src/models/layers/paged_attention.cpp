@@ -131,7 +131,7 @@ void AttentionSchedule::plan(std::span<const SequenceRows> sequences) {
 void PagedAttention::load(WeightLoader& loader, const std::string& prefix,
                           const DecoderConfig& config, bool pairs_interleaved) {
   const RowOrder order =
-      pairs_interleaved ? RowOrder{config.head_dim, config.rotary_dims} : RowOrder{};
+      pairs_interleaved ? RowOrder{config.head_dim, config.rope.dims} : RowOrder{};
   loader.matrix(prefix + "attn_q.weight", config.query_width(), config.hidden, q, order);
   loader.matrix(prefix + "attn_k.weight", config.kv_width(), config.hidden, k, order);
   loader.matrix(prefix + "attn_v.weight", config.kv_width(), config.hidden, v);

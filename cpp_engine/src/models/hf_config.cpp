@@ -1,0 +1,272 @@
+#include "hf_config.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "pocket/base/error.h"
+#include "pocket/base/quoted.h"
+
+namespace pocket {
+namespace {
+
+struct Family {
+  std::string_view model_type;
+  std::string_view architecture;
+};
+
+// model_type of config.json -> the registry's (GGUF's) name.
+constexpr std::array kFamilies{
+    Family{"llama", "llama"},
+};
+
+/// Typed access to one JSON object.
+class Fields {
+ public:
+  Fields(const JsonValue& object, std::string_view file) : object_(object), file_(file) {}
+
+  [[noreturn]] void fail(const std::string& what, ErrorCode code = ErrorCode::kBadFile) const {
+    throw Error(code, std::string(file_) + ": " + what);
+  }
+
+  [[nodiscard]] const JsonValue* find(std::string_view field) const { return object_.find(field); }
+
+  [[nodiscard]] std::optional<std::uint64_t> uint(std::string_view field) const {
+    const JsonValue* const value = find(field);
+    if (value == nullptr) return std::nullopt;
+    if (const auto* const number = value->as<std::int64_t>(); number != nullptr && *number >= 0) {
+      return static_cast<std::uint64_t>(*number);
+    }
+    wrong(field, *value, "an integer that is not negative");
+  }
+
+  [[nodiscard]] std::optional<double> number(std::string_view field) const {
+    const JsonValue* const value = find(field);
+    if (value == nullptr) return std::nullopt;
+    if (const auto* const real = value->as<double>()) return *real;
+    if (const auto* const integer = value->as<std::int64_t>()) return static_cast<double>(*integer);
+    wrong(field, *value, "a number");
+  }
+
+  [[nodiscard]] std::optional<std::string> string(std::string_view field) const {
+    const JsonValue* const value = find(field);
+    if (value == nullptr) return std::nullopt;
+    if (const auto* const text = value->as<std::string>()) return *text;
+    wrong(field, *value, "a string");
+  }
+
+  [[nodiscard]] bool boolean(std::string_view field, bool fallback) const {
+    const JsonValue* const value = find(field);
+    if (value == nullptr) return fallback;
+    if (const auto* const flag = value->as<bool>()) return *flag;
+    wrong(field, *value, "true or false");
+  }
+
+  [[nodiscard]] const JsonValue* object(std::string_view field) const {
+    const JsonValue* const value = find(field);
+    if (value != nullptr && value->as<JsonObject>() == nullptr) wrong(field, *value, "an object");
+    return value;
+  }
+
+  [[nodiscard]] std::string_view file() const { return file_; }
+
+ private:
+  [[noreturn]] void wrong(std::string_view field, const JsonValue& value,
+                          std::string_view wanted) const {
+    fail(std::string(field) + " is " + std::string(value.kind()) + ", must be " +
+         std::string(wanted));
+  }
+
+  const JsonValue& object_;
+  std::string_view file_;
+};
+
+void read_sizes(const Fields& fields, HfConfig& config) {
+  constexpr std::pair<std::string_view, const char*> kSizes[] = {
+      {"num_hidden_layers", "block_count"},
+      {"hidden_size", "embedding_length"},
+      {"intermediate_size", "feed_forward_length"},
+      {"max_position_embeddings", "context_length"},
+      {"num_attention_heads", "attention.head_count"},
+  };
+  for (const auto& [field, key] : kSizes) {
+    const auto value = fields.uint(field);
+    if (!value) {
+      fields.fail(std::string(field) + " is missing");
+    }
+    config.uints[key] = *value;
+  }
+  if (const auto kv_heads = fields.uint("num_key_value_heads")) {
+    config.uints["attention.head_count_kv"] = *kv_heads;
+  }
+  if (const auto head_dim = fields.uint("head_dim")) {
+    config.uints["attention.key_length"] = *head_dim;
+    config.uints["attention.value_length"] = *head_dim;
+  }
+  if (const auto vocab = fields.uint("vocab_size")) {
+    config.uints["vocab_size"] = *vocab;
+  }
+  config.floats["attention.layer_norm_rms_epsilon"] = fields.number("rms_norm_eps").value_or(1e-6);
+}
+
+// The parameters of one RoPE as Transformers 4 (rope_scaling) and 5 (rope_parameters) write them.
+void read_rope_scaling(const Fields& rope, const HfConfig& context, HfConfig& config) {
+  const std::string type =
+      rope.string("rope_type").value_or(rope.string("type").value_or("default"));
+  if (type == "default") {
+    return;
+  }
+  if (type != "linear" && type != "llama3" && type != "yarn") {
+    rope.fail("rope_type: got " + quoted(type) + "; supported are default, linear, llama3 and yarn",
+              ErrorCode::kUnsupported);
+  }
+  config.strings["rope.scaling.type"] = type;
+  const auto factor = rope.number("factor");
+  if (!factor) {
+    rope.fail("factor of the " + type + " RoPE is missing");
+  }
+  config.floats["rope.scaling.factor"] = *factor;
+  if (type == "linear") {
+    return;
+  }
+  config.uints["rope.scaling.original_context_length"] =
+      rope.uint("original_max_position_embeddings").value_or(context.uints.at("context_length"));
+  if (type == "llama3") {
+    for (const char* field : {"low_freq_factor", "high_freq_factor"}) {
+      if (const auto value = rope.number(field)) {
+        config.floats[std::string("rope.scaling.") + field] = *value;
+      }
+    }
+    return;
+  }
+  if (!rope.boolean("truncate", true)) {
+    rope.fail("truncate: got false; this build rounds YaRN's range of dimensions",
+              ErrorCode::kUnsupported);
+  }
+  if (const auto fast = rope.number("beta_fast")) {
+    config.floats["rope.scaling.yarn_beta_fast"] = *fast;
+  }
+  if (const auto slow = rope.number("beta_slow")) {
+    config.floats["rope.scaling.yarn_beta_slow"] = *slow;
+  }
+  // GGUF keeps the factor on top of YaRN's own 0.1 ln(factor) + 1, Transformers the whole.
+  const auto own = [&](double scale) {
+    return *factor <= 1.0 ? 1.0 : 0.1 * scale * std::log(*factor) + 1.0;
+  };
+  if (const auto attention = rope.number("attention_factor")) {
+    config.floats["rope.scaling.attn_factor"] = *attention / own(1.0);
+  } else if (const auto all = rope.number("mscale_all_dim"), part = rope.number("mscale");
+             all && part && *all != 0.0 && *part != 0.0) {
+    config.floats["rope.scaling.attn_factor"] = own(*part) / own(*all) / own(1.0);
+  }
+}
+
+void read_rope(const Fields& fields, HfConfig& config, double default_base) {
+  double base = fields.number("rope_theta").value_or(default_base);
+  auto partial = fields.number("partial_rotary_factor");
+  const JsonValue* parameters = fields.object("rope_parameters");
+  if (parameters == nullptr) {
+    parameters = fields.object("rope_scaling");
+  }
+  if (parameters != nullptr) {
+    const Fields rope(*parameters, fields.file());
+    base = rope.number("rope_theta").value_or(base);
+    if (const auto factor = rope.number("partial_rotary_factor")) {
+      partial = factor;
+    }
+    read_rope_scaling(rope, config, config);
+  }
+  config.floats["rope.freq_base"] = base;
+  if (partial) {
+    const auto head_dim = config.uints.find("attention.key_length");
+    const std::uint64_t dims =
+        head_dim != config.uints.end()
+            ? head_dim->second
+            : config.uints["embedding_length"] /
+                  std::max<std::uint64_t>(1, config.uints["attention.head_count"]);
+    config.uints["rope.dimension_count"] =
+        static_cast<std::uint64_t>(static_cast<double>(dims) * *partial);
+  }
+}
+
+void check_activation(const Fields& fields, const char* field, std::string_view wanted) {
+  const std::string activation = fields.string(field).value_or(std::string(wanted));
+  if (activation != wanted) {
+    fields.fail(std::string(field) + ": got " + quoted(activation) + "; supported is " +
+                    std::string(wanted),
+                ErrorCode::kUnsupported);
+  }
+}
+
+const Family& find_family(const Fields& fields, const std::string& model_type) {
+  std::string supported;
+  for (const Family& family : kFamilies) {
+    if (family.model_type == model_type) {
+      return family;
+    }
+    supported += (supported.empty() ? "" : ", ") + std::string(family.model_type);
+  }
+  fields.fail("model_type: got " + quoted(model_type) + "; supported are " + supported,
+              ErrorCode::kUnsupported);
+}
+
+}  // namespace
+
+HfConfig read_hf_config(const JsonValue& root, std::string_view name) {
+  const Fields outer(root, name);
+  if (root.as<JsonObject>() == nullptr) {
+    outer.fail("must be an object and is " + std::string(root.kind()));
+  }
+  for (const char* field : {"quantization_config", "compression_config"}) {
+    if (const JsonValue* const quantisation = outer.object(field)) {
+      const auto method = Fields(*quantisation, name).string("quant_method").value_or("unnamed");
+      outer.fail(std::string(field) + ": the weights are quantised by " + quoted(method) +
+                     "; supported are F32, F16 and BF16 weights, and GGUF files",
+                 ErrorCode::kUnsupported);
+    }
+  }
+  const JsonValue* const text = outer.object("text_config");
+  const Fields fields(text == nullptr ? root : *text, name);
+
+  HfConfig config;
+  const auto model_type = fields.string("model_type");
+  if (!model_type) {
+    fields.fail("model_type is missing");
+  }
+  config.model_type = *model_type;
+  config.architecture = find_family(fields, *model_type).architecture;
+  read_sizes(fields, config);
+  read_rope(fields, config, 10000.0);
+  check_activation(fields, "hidden_act", "silu");
+  config.tied = fields.boolean("tie_word_embeddings", false);
+  config.eos_token_ids =
+      read_eos_ids(text != nullptr && text->find("eos_token_id") ? *text : root, name);
+  return config;
+}
+
+std::vector<std::int64_t> read_eos_ids(const JsonValue& root, std::string_view name) {
+  const JsonValue* const value = root.find("eos_token_id");
+  if (value == nullptr) {
+    return {};
+  }
+  const auto id_of = [name](const JsonValue& item) {
+    const auto* const id = item.as<std::int64_t>();
+    if (id == nullptr) {
+      throw Error(ErrorCode::kBadFile, std::string(name) + ": eos_token_id is " +
+                                           std::string(item.kind()) +
+                                           ", must be an id or a list of ids");
+    }
+    return *id;
+  };
+  const auto* const list = value->as<JsonArray>();
+  if (list == nullptr) {
+    return {id_of(*value)};
+  }
+  std::vector<std::int64_t> ids;
+  std::transform(list->begin(), list->end(), std::back_inserter(ids), id_of);
+  return ids;
+}
+
+}  // namespace pocket

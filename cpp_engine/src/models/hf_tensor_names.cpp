@@ -1,0 +1,75 @@
+#include "hf_tensor_names.h"
+
+#include <algorithm>
+#include <array>
+
+namespace pocket {
+namespace {
+
+struct Part {
+  std::string_view hf;
+  std::string_view gguf;
+};
+
+// Outside of the blocks.
+constexpr std::array kGlobal{
+    Part{"embed_tokens.weight", "token_embd.weight"},
+    Part{"norm.weight", "output_norm.weight"},
+    Part{"lm_head.weight", "output.weight"},
+};
+
+// Inside of a block, without ".weight" or ".bias".
+constexpr std::array kBlock{
+    Part{"input_layernorm", "attn_norm"},    Part{"self_attn.q_proj", "attn_q"},
+    Part{"self_attn.k_proj", "attn_k"},      Part{"self_attn.v_proj", "attn_v"},
+    Part{"self_attn.o_proj", "attn_output"}, Part{"self_attn.q_norm", "attn_q_norm"},
+    Part{"self_attn.k_norm", "attn_k_norm"}, Part{"post_attention_layernorm", "ffn_norm"},
+    Part{"mlp.gate_proj", "ffn_gate"},       Part{"mlp.up_proj", "ffn_up"},
+    Part{"mlp.down_proj", "ffn_down"},
+};
+
+template <std::size_t kCount>
+std::optional<std::string> look_up(const std::array<Part, kCount>& parts, std::string_view name) {
+  const auto found = std::find_if(parts.begin(), parts.end(),
+                                  [name](const Part& part) { return part.hf == name; });
+  return found == parts.end() ? std::nullopt : std::optional(std::string(found->gguf));
+}
+
+bool strip_prefix(std::string_view& name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) {
+    return false;
+  }
+  name.remove_prefix(prefix.size());
+  return true;
+}
+
+std::optional<std::string> block_part(std::string_view part, std::string_view /*architecture*/) {
+  const std::size_t dot = part.rfind('.');
+  if (dot == std::string_view::npos) {
+    return std::nullopt;
+  }
+  const auto name = look_up(kBlock, part.substr(0, dot));
+  return name ? std::optional(*name + std::string(part.substr(dot))) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> gguf_tensor_name(std::string_view hf_name,
+                                            std::string_view architecture) {
+  if (hf_name.ends_with("rotary_emb.inv_freq")) {
+    return std::nullopt;
+  }
+  std::string_view name = hf_name;
+  strip_prefix(name, "model.");
+  if (!strip_prefix(name, "layers.")) {
+    return look_up(kGlobal, name).value_or(std::string(hf_name));
+  }
+  const std::size_t dot = name.find('.');
+  if (dot == std::string_view::npos) {
+    return std::string(hf_name);
+  }
+  const auto part = block_part(name.substr(dot + 1), architecture);
+  return part ? "blk." + std::string(name.substr(0, dot)) + "." + *part : std::string(hf_name);
+}
+
+}  // namespace pocket
