@@ -245,7 +245,10 @@ def test_l7_padded_vocabulary_is_masked(directory):
     with UnifiedEngine.from_args(EngineArgs(model=str(directory), max_model_len=64)) as engine:
         for seed in range(3):
             events = engine.generate(
-                prompt_tokens=TOKENS[:8], max_tokens=12, temperature=2.0, seed=seed
+                prompt_tokens=[token % 300 for token in TOKENS[:8]],
+                max_tokens=12,
+                temperature=2.0,
+                seed=seed,
             )
             tokens = [event["token_id"] for event in events if event["type"] == "token"]
             assert tokens

@@ -271,7 +271,7 @@ def test_unknown_file_and_port_in_use() -> None:
     status, output = run("serve", "/nowhere.gguf", *FREE)
     assert status == 1
     assert output.endswith(
-        "error: model: /nowhere.gguf does not exist; give the path of a GGUF file\n"
+        "error: model: /nowhere.gguf does not exist; give a GGUF file or a Hugging Face directory\n"
     )
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -29,13 +29,28 @@ std::vector<std::byte> file_of(const std::string& header, std::size_t data) {
 
 std::string entry(const std::string& name, const std::string& type, const std::string& shape,
                   std::size_t begin, std::size_t end) {
-  return "\"" + name + "\":{\"dtype\":\"" + type + "\",\"shape\":" + shape + ",\"data_offsets\":[" +
-         std::to_string(begin) + "," + std::to_string(end) + "]}";
+  std::string text = "\"";
+  text.append(name).append("\":{\"dtype\":\"").append(type);
+  text.append("\",\"shape\":").append(shape).append(",\"data_offsets\":[");
+  text.append(std::to_string(begin)).append(",").append(std::to_string(end)).append("]}");
+  return text;
+}
+
+std::string header_of(std::initializer_list<std::string> entries) {
+  std::string text = "{";
+  for (const std::string& item : entries) {
+    text.append(text.size() == 1 ? "" : ",").append(item);
+  }
+  return text.append("}");
 }
 
 const std::string kTwo =
-    "{\"__metadata__\":{\"format\":\"pt\"}," + entry("b", "BF16", "[2,3]", 16, 28) + "," +
-    entry("a", "F32", "[4]", 0, 16) + "," + entry("e", "F16", "[0,7]", 28, 28) + "}";
+    header_of({"\"__metadata__\":{\"format\":\"pt\"}", entry("b", "BF16", "[2,3]", 16, 28),
+               entry("a", "F32", "[4]", 0, 16), entry("e", "F16", "[0,7]", 28, 28)});
+
+void parse(std::span<const std::byte> bytes, std::string_view name = "f") {
+  static_cast<void>(parse_safetensors(bytes, name));
+}
 
 /// A directory of the given files, deleted at the end of scope.
 class TempDirectory {
@@ -87,12 +102,12 @@ TEST_CASE("tensors by name, with their bytes") {
 TEST_CASE("a truncated file is refused with tensor and byte counts") {
   auto bytes = file_of(kTwo, 28);
   bytes.resize(bytes.size() - 5);
-  const std::string message = message_of([&] { parse_safetensors(bytes, "shard"); });
+  const std::string message = message_of([&] { parse(bytes, "shard"); });
   CHECK(message.find("shard: tensor 'b'") == 0);
   CHECK(message.find("byte 28 of the data, of which the file has 23") != std::string::npos);
   CHECK(message.find("5 bytes") != std::string::npos);
   for (std::size_t size = 0; size < bytes.size(); ++size) {
-    CHECK_THROWS_AS(parse_safetensors(std::span(bytes).first(size), "shard"), Error);
+    CHECK_THROWS_AS(parse(std::span(bytes).first(size), "shard"), Error);
   }
 }
 
@@ -100,20 +115,20 @@ TEST_CASE("headers that do not describe the data are refused") {
   const auto refuse = [](const std::string& header, std::size_t data, const std::string& why) {
     CAPTURE(header);
     const auto bytes = file_of(header, data);
-    const std::string message = message_of([&] { parse_safetensors(bytes, "f"); });
+    const std::string message = message_of([&] { parse(bytes, "f"); });
     CAPTURE(message);
     CHECK(message.find(why) != std::string::npos);
   };
   refuse("[]", 0, "must be an object");
-  refuse("{" + entry("a", "F32", "[4]", 0, 16) + "}", 20, "its tensors take 16 bytes, but 20");
-  refuse("{" + entry("a", "F32", "[4]", 0, 12) + "}", 12, "shape and type take 16 bytes");
-  refuse("{" + entry("a", "F32", "[4]", 4, 20) + "}", 20, "starts at byte 4");
-  refuse("{" + entry("a", "F32", "[4]", 0, 16) + "," + entry("b", "F32", "[4]", 8, 24) + "}", 24,
+  refuse(header_of({entry("a", "F32", "[4]", 0, 16)}), 20, "its tensors take 16 bytes, but 20");
+  refuse(header_of({entry("a", "F32", "[4]", 0, 12)}), 12, "shape and type take 16 bytes");
+  refuse(header_of({entry("a", "F32", "[4]", 4, 20)}), 20, "starts at byte 4");
+  refuse(header_of({entry("a", "F32", "[4]", 0, 16), entry("b", "F32", "[4]", 8, 24)}), 24,
          "inside the tensor before it");
-  refuse("{" + entry("a", "F32", "[-4]", 0, 16) + "}", 16, "not negative");
-  refuse("{" + entry("a", "F32", "[4]", 16, 0) + "}", 16, "begin at most end");
-  refuse("{" + entry("a", "F32", "[4611686018427387904,4]", 0, 16) + "}", 16, "overflows");
-  refuse("{" + entry("a", "F8_E4M3", "[4]", 0, 4) + "}", 4, "dtype 'F8_E4M3'; supported are F32");
+  refuse(header_of({entry("a", "F32", "[-4]", 0, 16)}), 16, "not negative");
+  refuse(header_of({entry("a", "F32", "[4]", 16, 0)}), 16, "begin at most end");
+  refuse(header_of({entry("a", "F32", "[4611686018427387904,4]", 0, 16)}), 16, "overflows");
+  refuse(header_of({entry("a", "F8_E4M3", "[4]", 0, 4)}), 4, "dtype 'F8_E4M3'; supported are F32");
   refuse("{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "has no dtype");
   refuse("{\"a\":3}", 0, "has no dtype");
 }
@@ -122,16 +137,15 @@ TEST_CASE("a header larger than the file or the limit is refused before it is re
   auto bytes = file_of(kTwo, 28);
   std::uint64_t huge = 1ULL << 60;
   std::memcpy(bytes.data(), &huge, 8);
-  CHECK(message_of([&] { parse_safetensors(bytes, "f"); }).find("at most 100000000") !=
-        std::string::npos);
+  CHECK(message_of([&] { parse(bytes, "f"); }).find("at most 100000000") != std::string::npos);
   huge = 4096;
   std::memcpy(bytes.data(), &huge, 8);
-  CHECK(message_of([&] { parse_safetensors(bytes, "f"); }).find("truncated") != std::string::npos);
+  CHECK(message_of([&] { parse(bytes, "f"); }).find("truncated") != std::string::npos);
 }
 
 TEST_CASE("test_l2: index and shards must agree") {
-  const auto first = file_of("{" + entry("a", "F32", "[4]", 0, 16) + "}", 16);
-  const auto second = file_of("{" + entry("b", "F32", "[2]", 0, 8) + "}", 8);
+  const auto first = file_of(header_of({entry("a", "F32", "[4]", 0, 16)}), 16);
+  const auto second = file_of(header_of({entry("b", "F32", "[2]", 0, 8)}), 8);
   const auto load = [&](const std::string& weight_map) {
     const TempDirectory directory;
     directory.write("one.safetensors", first);
@@ -150,8 +164,8 @@ TEST_CASE("test_l2: index and shards must agree") {
 }
 
 TEST_CASE("test_l2: stale indices, by name") {
-  const auto shard = file_of(
-      "{" + entry("a", "F32", "[4]", 0, 16) + "," + entry("b", "F32", "[2]", 16, 24) + "}", 24);
+  const auto shard =
+      file_of(header_of({entry("a", "F32", "[4]", 0, 16), entry("b", "F32", "[2]", 16, 24)}), 24);
   const auto load = [&](const std::string& index) {
     const TempDirectory directory;
     directory.write("one.safetensors", shard);
@@ -175,7 +189,7 @@ TEST_CASE("a directory without weights, and one with too many files") {
   CHECK(message_of([&] {
           const SafetensorsCheckpoint checkpoint(directory.path());
         }).find("holds 0 safetensors files") != std::string::npos);
-  const auto only = file_of("{" + entry("a", "F32", "[4]", 0, 16) + "}", 16);
+  const auto only = file_of(header_of({entry("a", "F32", "[4]", 0, 16)}), 16);
   directory.write("any.safetensors", only);
   CHECK(SafetensorsCheckpoint(directory.path()).tensors().size() == 1);
   directory.write("other.safetensors", only);
