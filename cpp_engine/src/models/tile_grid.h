@@ -18,7 +18,7 @@ struct Tile {
 ///
 /// A unit is what one task may not split: a panel of 16 columns, or two. With many rows kernels
 /// work on several panels at once, so tiles then start on multiples of `granule` units. Tiles hold
-/// at most `kTileFloats` outputs, so that a task's private results stay in its first-level caches,
+/// at most `kTileFloats` outputs, so that a task's private results stay near its core,
 /// and at most `kTileRows` rows, so that its activations do. Few rows (decode) give about
 /// `kTasksPerThread` tasks per thread: fewer leave a thread idle when the other is interrupted,
 /// more pay the counter for nothing. Which tile a row falls into never changes its bits (kernel
@@ -26,7 +26,7 @@ struct Tile {
 class TileGrid {
  public:
   static constexpr std::size_t kTileRows = 64;
-  static constexpr std::size_t kTileFloats = 8192;
+  static constexpr std::size_t kTileFloats = 12288;
   static constexpr std::size_t kTasksPerThread = 4;
 
   /// Rows from which `granule` counts.

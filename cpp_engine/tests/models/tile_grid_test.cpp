@@ -14,7 +14,7 @@ TEST_CASE("tiles cover every output exactly once and stay within their bounds") 
     for (const std::size_t units : {1U, 2U, 12U, 36U, 60U, 97U, 3072U}) {
       for (const std::size_t unit_columns : {16U, 64U}) {
         for (const std::size_t threads : {1U, 2U, 16U}) {
-          const std::size_t granule = unit_columns == 16 ? 2 : 1;
+          const std::size_t granule = 3;
           const TileGrid grid(rows, units, unit_columns, threads, granule);
           std::vector<int> covered(rows * units, 0);
           for (std::size_t task = 0; task < grid.tasks(); ++task) {

@@ -16,8 +16,10 @@ void GatedMlp::run(const Compute& compute, const Activations& x, std::size_t row
   // A unit is one quantisation block of the inner activations: a task makes gate, up and their
   // product for its columns and quantises them while they are in its cache.
   constexpr std::size_t kUnitPanels = kQuantBlock / kPanelRows;
+  constexpr std::size_t kGranuleUnits = 3;  // 6 panels: kernels for many rows take 3 at once
   const KernelTable& kernels = *compute.kernels;
-  const TileGrid grid(rows, gate.rows / kQuantBlock, 2 * kQuantBlock, compute.pool->size());
+  const TileGrid grid(rows, gate.rows / kQuantBlock, 2 * kQuantBlock, compute.pool->size(),
+                      kGranuleUnits);
   compute.pool->parallel_for(grid.tasks(), [&](std::size_t task, std::size_t thread) {
     const Tile tile = grid.tile(task);
     const std::size_t width = tile.units() * kQuantBlock;

@@ -7,8 +7,8 @@
 namespace pocket {
 namespace {
 
-// Kernels for many rows take 4 panels at once, or 2 with a few per cent less speed.
-constexpr std::size_t kGranulePanels = 2;
+// Kernels for many rows take 3 panels at once.
+constexpr std::size_t kGranulePanels = 3;
 
 }  // namespace
 
