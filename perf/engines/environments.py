@@ -82,6 +82,7 @@ def _vllm_environment(venv: Path, threads: int) -> Mapping[str, str]:
 
 def _llama_variants(gguf: Path) -> Mapping[str, Mapping[str, object]]:
     requantized = CACHE / "weights" / f"{gguf.stem.rsplit('.', 1)[0]}.Q4_0.gguf"
+    requantized.parent.mkdir(parents=True, exist_ok=True)
     return {
         "llama.cpp Q4_1": {},
         "llama.cpp Q4_0": {"requantize": "Q4_0", "requantized": str(requantized)},
