@@ -1,15 +1,18 @@
 """``python -m perf.quality``: what quantised arithmetic costs in quality, beside llama.cpp.
 
-Every engine reads the same windows of the project's LICENSE, teacher-forced, from the same GGUF.
-Reported per engine: perplexity, and how often its likeliest next token is that of the exact float
-path (which the parity tests hold against Transformers in float32). Deterministic; nothing is timed,
-so the machine may be busy.
+Every engine reads the same windows of text, teacher-forced, from the same GGUF; by default the
+project's LICENSE and documentation. Reported per engine: perplexity; how often its likeliest next
+token is that of the exact float path (which the parity tests hold against Transformers in float32);
+and, against llama.cpp, at how many positions only one of the two agrees with the exact path, with
+the two-sided sign test's p: above 0.05 the two cannot be told apart. Deterministic; nothing is
+timed, so the machine may be busy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -65,15 +68,31 @@ class Scores:
         return float((self.choices == other.choices).mean())
 
 
+def sign_test(wins: int, losses: int) -> float:
+    """Two-sided p of so uneven a split if both sides were equally likely (binomial, exact)."""
+    n = wins + losses
+    tail = sum(math.comb(n, k) for k in range(max(wins, losses), n + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
 def windows(tokens: Sequence[int], size: int, count: int) -> list[list[int]]:
-    """The first ``count`` whole windows of ``size`` tokens.
+    """The first ``count`` whole windows of ``size`` tokens; all that there are if it is 0.
 
     Raises:
         ValueError: the text is too short.
     """
+    count = count or max(1, len(tokens) // size)
     if len(tokens) < size * count:
         raise ValueError(f"the text has {len(tokens)} tokens; {count} x {size} are needed")
     return [list(tokens[i * size : (i + 1) * size]) for i in range(count)]
+
+
+def against(score: Scores, peer: Scores, exact: Scores) -> str:
+    """Positions where only one of the two prefers the exact path's token, and the sign test."""
+    ours = score.choices == exact.choices
+    theirs = peer.choices == exact.choices
+    wins, losses = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    return f"{wins} : {losses} (p = {sign_test(wins, losses):.2g})"
 
 
 def score_ours(model: Path, texts: Sequence[Sequence[int]], options: dict[str, str]) -> Scores:
@@ -120,28 +139,41 @@ def score_llama_cpp(model: Path, texts: Sequence[Sequence[int]]) -> Scores:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.quality", description=__doc__)
     parser.add_argument("--model", help="a GGUF file; default: the demo model's package")
-    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--text", nargs="+", type=Path, help="UTF-8 files to read instead")
+    parser.add_argument("--windows", type=int, default=0, help="of 512 tokens; default: all")
     parser.add_argument("--no-peer", action="store_true", help="leave llama.cpp out")
     parser.add_argument("--json", metavar="FILE", help="write the records there")
     args = parser.parse_args(argv)
     model = model_path(args.model)
-    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
-    # The licence is short of 4 x 512 tokens in some tokenizers; reading it twice costs nothing.
-    tokens = load_tokenizer(str(model)).encode(text + text, add_special_tokens=False)
+    files = args.text or [ROOT / "LICENSE", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    tokens = load_tokenizer(str(model)).encode(text, add_special_tokens=False)
     texts = windows(tokens, WINDOW, args.windows)
     scores = {name: score_ours(model, texts, options) for name, options in OURS}
     if not args.no_peer:
         scores["llama.cpp"] = score_llama_cpp(model, texts)
     exact = scores[OURS[0][0]]
+    peer = scores.get("llama.cpp")
     records = []
     rows = []
     for name, score in scores.items():
         agreement = score.agreement(exact)
-        rows.append([name, f"{score.perplexity:.3f}", f"{100 * agreement:.1f} %"])
+        rows.append(
+            [
+                name,
+                f"{score.perplexity:.3f}",
+                f"{100 * agreement:.2f} %",
+                ""
+                if peer is None or score is peer or score is exact
+                else against(score, peer, exact),
+            ]
+        )
         for metric, value in (("perplexity", score.perplexity), ("top1_agreement", agreement)):
-            workload = f"{args.windows} x {WINDOW}"
+            workload = f"{len(texts)} x {WINDOW}"
             records.append(Record.of(BENCH, name, workload, 1, metric, "ratio", [value]))
-    print(text_table(["engine", "perplexity", "likeliest token as exact"], rows))
+    print(f"{len(texts)} windows of {WINDOW} tokens")
+    heads = ["engine", "perplexity", "likeliest token as exact", "only it : only llama.cpp"]
+    print(text_table(heads, rows))
     if args.json:
         write_records(Path(args.json), records)
     return 0
