@@ -38,7 +38,7 @@ from pocket_backend.triton.installation import (
     find_triton,
 )
 from pocket_backend.triton.ports import Ports, resolve
-from pocket_backend.triton.server_log import failure_lines, load_failure
+from pocket_backend.triton.server_log import failure_lines, load_failure, starved
 from pocket_backend.triton.settings import FAKE_MODEL
 from pocket_backend.triton.shm import (
     check_free_space,
@@ -52,6 +52,8 @@ ADMIN_HEADER = "pocketllm-admin"
 _ERROR_GRACE = 5.0
 """Seconds that a server which answers with errors gets to recover."""
 _CLEAN_UP_TIMEOUT = 30.0
+_START_ATTEMPTS = 3
+"""In all, for a server that a busy machine starved while it started."""
 _ADMIN_APIS = "model-repository,shared-memory,logging,trace"
 
 
@@ -124,6 +126,8 @@ class TritonServer:
     def start(self) -> None:
         """Start and wait until a real inference succeeded.
 
+        A server that aborts meanwhile because the machine is too busy for it is started again.
+
         Raises:
             ConfigurationError: this machine or these options cannot work; one sentence says why.
             ModelLoadError: the server refused the model; the message is the reason it gave.
@@ -134,6 +138,17 @@ class TritonServer:
         libpython_dirs = find_libpython_dirs()
         remove_stale_servers()
         check_free_space()
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                self._start_once(installation, libpython_dirs)
+                return
+            except _StarvedError:
+                if attempt == _START_ATTEMPTS:
+                    raise
+
+    def _start_once(
+        self, installation: TritonInstallation, libpython_dirs: tuple[Path, ...]
+    ) -> None:
         self.ports = resolve(self.options.ports, self.options.host)
         try:
             self._runtime_dir = Path(tempfile.mkdtemp(prefix=f"pocketllm-{self.server_id}-"))
@@ -280,6 +295,12 @@ class TritonServer:
         reason = load_failure(log)
         if reason is not None:
             return ModelLoadError(reason)
+        if starved(log):
+            return _StarvedError(
+                "the Triton server aborted during start-up because one of its processes got no "
+                f"processor time for too long, {_START_ATTEMPTS} times: this machine is too busy; "
+                "run less on it, or give the server more processors"
+            )
         assert self._guardian is not None
         return ConfigurationError(
             f"the Triton server ended during start-up (status {self._guardian.returncode}); "
@@ -295,6 +316,10 @@ class TritonServer:
         if path is None or not path.exists():
             return ""
         return path.read_bytes().decode(errors="replace")
+
+
+class _StarvedError(ConfigurationError):
+    """The server aborted for want of processor time; the next start may well succeed."""
 
 
 def remove_stale_servers() -> None:

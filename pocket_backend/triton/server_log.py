@@ -8,6 +8,7 @@ _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<
 _SEVERE = re.compile(r"^[EF]\d{4} ")
 _NOISE = re.compile(r"CudaDriverHelper|CUDA driver version")
 """Errors that every machine without a GPU logs."""
+_STARVED = "boost::interprocess::lock_exception"
 _MAX_LINES = 20
 
 
@@ -18,6 +19,12 @@ def load_failure(log: str) -> str | None:
         if match:
             return clean_message(match["text"])
     return None
+
+
+def starved(log: str) -> bool:
+    """Whether the server aborted because one of its processes got no processor time for too long:
+    its locks between processes have a time limit, and it does not survive that."""
+    return _STARVED in log
 
 
 def clean_message(text: str) -> str:

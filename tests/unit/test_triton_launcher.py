@@ -23,7 +23,7 @@ from pocket_backend.triton.launcher import (
     find_model_repository,
 )
 from pocket_backend.triton.ports import Ports, resolve
-from pocket_backend.triton.server_log import clean_message, failure_lines, load_failure
+from pocket_backend.triton.server_log import clean_message, failure_lines, load_failure, starved
 
 # --- ports ----------------------------------------------------------------------------------------
 
@@ -175,6 +175,27 @@ def test_model_file_is_checked_before_anything_starts(tmp_path: Path) -> None:
     server.stop()
 
 
+@pytest.mark.parametrize(
+    ("reason", "starts"), [("boost::interprocess::lock_exception", 3), ("something else", 1)]
+)
+def test_a_server_that_was_starved_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reason: str, starts: int
+) -> None:
+    """Real guardians, and in place of Triton a program that aborts as it does."""
+    binary, backends = tmp_path / "tritonserver", tmp_path / "backends" / "python"
+    backends.mkdir(parents=True)
+    binary.write_text(f"#!/bin/sh\necho >> {tmp_path}/starts\necho '{reason}' >&2\nkill -ABRT $$\n")
+    binary.chmod(0o700)
+    found = installation.TritonInstallation(binary, backends, None, ())
+    monkeypatch.setattr("pocket_backend.triton.launcher.find_triton", lambda: found)
+    server = TritonServer(ServerOptions("fake", ports=Ports(0, 0, 0)))
+    message = "too busy" if starts > 1 else reason
+    with pytest.raises(ConfigurationError, match=message):
+        server.start()
+    assert (tmp_path / "starts").read_text().count("\n") == starts
+    assert not list(shm.SHM_DIR.glob(f"*{server.server_id}*"))
+
+
 def test_repository_is_found() -> None:
     assert (find_model_repository() / "generator" / "1" / "model.py").is_file()
 
@@ -267,6 +288,7 @@ LOG = (
 def test_log_gives_the_reason_without_decoration() -> None:
     assert load_failure(LOG) == "model: 'x' is not a GGUF file"
     assert load_failure("I1129 nothing\n") is None
+    assert not starved(LOG)
     assert failure_lines(LOG) == LOG.splitlines()[2]
     assert failure_lines("one\n\ntwo\n") == "one\ntwo"
     assert clean_message("Unavailable: ImportError: no module") == "no module"
