@@ -211,6 +211,24 @@ def _fields(params):
     return {name: getattr(params, name) for name in SamplingParams.__dataclass_fields__}
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-5, 1e-38, 0.0])
+def test_s13_tiny_temperatures_are_greedy_beside_sampled_and_banned_rows(backend, temperature):
+    tiny = SamplingParams(temperature=temperature)
+    greedy = generate(backend, SamplingParams(temperature=0.0), 12)
+    others = [CASES["truncated"], CASES["bad ids"], SamplingParams(bad_token_ids=tuple(greedy))]
+    expected = [greedy, *(generate(backend, params, 12) for params in others)]
+    outputs = [[] for _ in expected]
+    for index in range(12):
+        step = [
+            decode(params, outputs[slot], slot) if index else start(params, slot)
+            for slot, params in enumerate([tiny, *others])
+        ]
+        for request, result in zip(step, backend.execute_model(step), strict=True):
+            assert result.finish_reason is None, result.error
+            outputs[request.slot_id].append(result.token_id)
+    assert outputs == expected
+
+
 def test_a_row_with_nothing_allowed_fails_alone(backend):
     impossible = SamplingParams(allowed_token_ids=(2, 9), min_tokens=1)
     bad, good = backend.execute_model([start(impossible, 0), start(CASES["plain"], 1)])
