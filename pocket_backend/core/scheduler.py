@@ -11,13 +11,14 @@ docs/scheduling.md explains the policy; this is its order of decisions in one st
    that preempted);
 5. what is still left goes to the chunks of 3 and 4.
 
+2 to 5 are ``sharing.BudgetSharing``; what becomes of a sequence is ``lifecycle.Lifecycle``.
+
 A pure data structure: no threads, no clock (``now`` is seconds on any monotonic scale), no tensors,
 no logging. Cost per step: O(sequences and new blocks in the step); contexts are never walked.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 
@@ -29,25 +30,19 @@ from pocket_backend.api.errors import (
 )
 from pocket_backend.api.types import GenerationRequest
 from pocket_backend.core.admission import check_request, token_limit
+from pocket_backend.core.asking import execute_request
 from pocket_backend.core.config import SchedulerConfig
 from pocket_backend.core.deadlines import DeadlineQueue
 from pocket_backend.core.lifecycle import Lifecycle
 from pocket_backend.core.plan import SchedulerStats, SequenceUpdate, StepPlan
-from pocket_backend.core.request import NO_TOKENS_STOP, RequestStatus, ScheduledRequest
+from pocket_backend.core.request import RequestStatus, ScheduledRequest
+from pocket_backend.core.sharing import BudgetSharing
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
 
 _RUNNING = RequestStatus.RUNNING
 _FINISHED = RequestStatus.FINISHED
 _COMPAT_BLOCK = 16
 _COMPAT_BUDGET = 512
-_NO_LIMIT = 2**31
-
-_BLOCKED_RETRY_STEPS = 16
-"""A request that did not fit is looked up again when enough blocks are available, and at least this
-often in case others have cached more of its prefix meanwhile."""
-
-_Shares = list[tuple[ScheduledRequest, int]]
-"""Sequences of a step and how many tokens each computes."""
 
 
 class ContinuousBatchScheduler:
@@ -83,18 +78,13 @@ class ContinuousBatchScheduler:
         self.memory = memory
         self.config = config
         self._eos = frozenset(eos_token_ids)
-        self._budget = min(memory.max_batch_tokens, config.max_batch_tokens or _NO_LIMIT)
-        # Never more sequences than tokens in a step: every decode is in every step.
-        self._max_running = min(memory.max_slots, config.max_running or _NO_LIMIT, self._budget)
-        self._watermark = math.ceil(config.watermark * memory.num_blocks)
         self._life = Lifecycle(memory, config, self._eos, token_limit(memory))
+        self._sharing = BudgetSharing(memory, config, self._life)
         self._deadlines = DeadlineQueue()
         self._in_flight: StepPlan | None = None
         self._last_now = 0.0
-        self._blocked: ScheduledRequest | None = None
-        self._blocked_until = (0, 0)
         self._steps = self._stalled = 0
-        self._computed = self._recomputed = self._queried = self._hits = 0
+        self._computed = self._recomputed = 0
 
     # -- requests in and out ------------------------------------------------------------------
 
@@ -118,7 +108,7 @@ class ContinuousBatchScheduler:
         check_request(first, self.memory)
         life = self._life
         waiting = len(life.queue) + len(life.held)
-        startable = max(0, self._max_running - len(life.running))
+        startable = max(0, self._sharing.max_running - len(life.running))
         if waiting >= self.config.max_queue + startable:
             raise OverloadedError(
                 f"{waiting} requests are waiting (max_queue {self.config.max_queue}); retry later"
@@ -168,12 +158,12 @@ class ContinuousBatchScheduler:
         expired = self._expire(now)
         life.wake_held()
         preemptions, admissions = life.preemptions, life.admissions
-        shares = self._share_one_suspect() or self._share_budget(now)
+        shares = self._sharing.share(now, self._steps)
         self._stalled = 0 if shares or not life.groups else self._stalled + 1
         if not shares and not expired and not life.slots_to_reset:
             return None
         size = self.memory.block_size
-        requests = tuple([_execute_request(sequence, count, size) for sequence, count in shares])
+        requests = tuple([execute_request(sequence, count, size) for sequence, count in shares])
         total = sum([count for _, count in shares])
         plan = StepPlan(
             requests=requests,
@@ -333,8 +323,8 @@ class ContinuousBatchScheduler:
             finished=MappingProxyType(dict(life.finished)),
             computed_tokens=self._computed,
             recomputed_tokens=self._recomputed,
-            prefix_query_tokens=self._queried,
-            prefix_hit_tokens=self._hits,
+            prefix_query_tokens=self._sharing.queried_tokens,
+            prefix_hit_tokens=self._sharing.hit_tokens,
             evicted_blocks=life.blocks.num_evicted,
             stalled_schedules=self._stalled,
         )
@@ -350,136 +340,6 @@ class ContinuousBatchScheduler:
     def clear_prefix_cache(self) -> int:
         """Forget every cached prefix that no sequence uses; returns how many blocks that freed."""
         return self._life.blocks.clear_cache()
-
-    # -- deciding -----------------------------------------------------------------------------
-
-    def _share_budget(self, now: float) -> _Shares:
-        block_size, life = self.memory.block_size, self._life
-        preemptions = life.preemptions
-        decodes: _Shares = []
-        prefills: list[ScheduledRequest] = []
-        for sequence in list(life.running):
-            if sequence.status is not _RUNNING:
-                continue  # preempted for one before it
-            computed = sequence.num_computed_tokens
-            if len(sequence.tokens) - computed > 1:
-                prefills.append(sequence)
-            elif computed % block_size or life.grow(sequence):
-                decodes.append((sequence, 1))
-        admitting = life.preemptions == preemptions
-        if not admitting:
-            decodes = [share for share in decodes if share[0].status is _RUNNING]
-            prefills = [sequence for sequence in prefills if sequence.status is _RUNNING]
-        left = self._budget - len(decodes)
-        if len(prefills) > 1:
-            # The highest ranked makes steady progress; of the others the shortest goes first, so
-            # a newcomer is not behind several long prompts.
-            head = min(prefills, key=lambda s: s.order)
-            prefills.sort(key=lambda s: (s is not head, _remaining(s), s.order))
-        chunks: _Shares = []
-        for index, sequence in enumerate(prefills):
-            if left <= 0:
-                break
-            more = index + 1 < len(prefills) or (admitting and self._can_admit())
-            count = self._chunk(sequence, left, more=more)
-            chunks.append((sequence, count))
-            left -= count
-        while admitting and left > 0 and self._can_admit():
-            candidate = life.queue.peek()
-            assert candidate is not None
-            admitted = self._admit(candidate, now)
-            if admitted is None:
-                break
-            if admitted:
-                count = self._chunk(candidate, left, more=self._can_admit())
-                chunks.append((candidate, count))
-                left -= count
-        for index, (sequence, count) in enumerate(chunks):
-            if left <= 0:
-                break
-            extra = min(left, _remaining(sequence) - count)
-            chunks[index] = (sequence, count + extra)
-            left -= extra
-        return decodes + chunks
-
-    def _chunk(self, sequence: ScheduledRequest, left: int, *, more: bool) -> int:
-        """How many of the ``left`` tokens the sequence takes; ``more``: others have work, too.
-
-        What ends in this step may take all: it is out of the way in the next one.
-        """
-        remaining = _remaining(sequence)
-        if remaining <= left or not more:
-            return min(remaining, left)
-        return max(1, left - math.ceil(left * self.config.reserved_share))
-
-    def _share_one_suspect(self) -> _Shares:
-        life = self._life
-        while life.suspects:
-            sequence = next(iter(life.suspects))
-            if life.grow(sequence):
-                return [(sequence, min(_remaining(sequence), self._budget))]
-        return []
-
-    def _can_admit(self) -> bool:
-        # A held-back request keeps its place: its turn has come, only its prefix is not there yet.
-        life = self._life
-        return len(life.queue) > 0 and len(life.running) + len(life.held) < self._max_running
-
-    def _admit(self, sequence: ScheduledRequest, now: float) -> bool | None:
-        """Start the queue's next sequence. False: held back; None: not enough blocks."""
-        life, blocks = self._life, self._life.blocks
-        # So that each running sequence can take one more block before memory gets short again;
-        # waived when nothing runs, or a request as large as the pool would wait for ever.
-        reserve = max(self._watermark, len(life.running)) if life.running else 0
-        if self._is_blocked(sequence, reserve):
-            return None
-        parent = self._fork_parent(sequence)
-        if parent is not None:
-            assert parent.blocks is not None
-            # One block whether the prompt's last token starts a block or continues a copied one.
-            computed = sequence.num_prompt_tokens - 1
-            table, sequence.pending_copies = blocks.fork(parent.blocks, computed)
-            blocks.grow(table, computed + 1)
-            life.start(sequence, table, computed, now)
-            return True
-        known = len(sequence.tokens)
-        match = blocks.match(sequence.namespace, sequence.tokens, known)
-        if life.held.may_wait(sequence):
-            writer = blocks.writer_of(match, sequence.tokens)
-            if writer is not None and life.held.worthwhile(sequence, len(match.path)):
-                life.hold(sequence, writer, len(match.path))
-                return False
-        allocated = blocks.allocate(match, sequence.tokens, known, reserve=reserve)
-        if allocated is None:
-            self._blocked = sequence
-            needed = blocks.cost(match, known) + reserve
-            self._blocked_until = (needed, self._steps + _BLOCKED_RETRY_STEPS)
-            return None
-        self._blocked = None
-        if not sequence.admitted:
-            self._queried += known
-            self._hits += match.num_tokens
-        life.start(sequence, allocated, match.num_tokens, now)
-        return True
-
-    def _is_blocked(self, sequence: ScheduledRequest, reserve: int) -> bool:
-        """A cheap answer for a request that did not fit before, without a look-up."""
-        available = self._life.blocks.num_available
-        if available <= reserve:
-            return True
-        if self._blocked is not sequence or not self._life.running:
-            return False
-        needed, retry_step = self._blocked_until
-        return available < needed and self._steps < retry_step
-
-    def _fork_parent(self, sequence: ScheduledRequest) -> ScheduledRequest | None:
-        """The first sequence of the group, if ``sequence`` can start from its blocks."""
-        group = sequence.group
-        if not sequence.choice_index or group is None or not self.config.block_copies:
-            return None
-        parent, prompt = group.sequences[0], sequence.num_prompt_tokens
-        computed = parent.status is _RUNNING and parent.num_computed_tokens >= prompt
-        return parent if computed and len(sequence.tokens) == prompt else None
 
     # -- ending -------------------------------------------------------------------------------
 
@@ -512,60 +372,6 @@ class ContinuousBatchScheduler:
         # Time never goes back for us, so arrival times stay in order of arrival.
         self._last_now = max(self._last_now, now)
         return self._last_now
-
-
-def _remaining(sequence: ScheduledRequest) -> int:
-    return len(sequence.tokens) - sequence.num_computed_tokens
-
-
-def _execute_request(sequence: ScheduledRequest, count: int, block_size: int) -> ExecuteRequest:
-    # Arguments are positional, in the order of the fields: this runs per sequence and step.
-    begin = sequence.num_computed_tokens
-    tokens = sequence.tokens
-    known = len(tokens)
-    output_index = known - sequence.num_prompt_tokens
-    newest_only = begin == known - 1
-    if newest_only and output_index and begin % block_size and not sequence.is_new:
-        # The common case: inside a block that the executor knows.
-        return ExecuteRequest(
-            sequence.sequence_id,
-            (tokens[begin],),
-            sequence.slot_id,
-            False,
-            sequence.sampling_params,
-            None,
-            begin,
-            False,
-            (),
-            True,
-            output_index,
-            sequence.seed,
-        )
-    table = sequence.blocks
-    assert table is not None
-    is_new = sequence.is_new
-    block_ids = tuple(table.block_ids[sequence.num_sent_blocks :])
-    sequence.num_sent_blocks = len(table.block_ids)
-    sequence.is_new = False
-    params = sequence.sampling_params
-    return ExecuteRequest(
-        sequence.sequence_id,
-        tuple(tokens[begin : begin + count]),
-        sequence.slot_id,
-        not newest_only or not output_index,
-        params,
-        None,
-        begin,
-        is_new,
-        block_ids,
-        begin + count == known,
-        output_index,
-        sequence.seed,
-        0,
-        sequence.pending_copies,
-        tokens if is_new and params.has_penalties else None,
-        sequence.stop_ids if is_new and params.min_tokens else NO_TOKENS_STOP,
-    )
 
 
 def _memory_from_limits(max_batch_size: int | None, max_total_tokens: int | None) -> MemoryInfo:
