@@ -17,6 +17,9 @@ from pocket_backend.executors.fake_tokenizer import FakeTokenizer
 WAIT = 60.0
 """Seconds until a test gives up on another thread; never reached when all is well."""
 
+SLOW = FakeOptions(delay_seconds=0.01)
+"""Forty seconds for an answer without a limit: still there when it is cancelled."""
+
 
 class ManualClock:
     """A clock that tests move by hand."""
@@ -153,3 +156,8 @@ def assert_baseline(engine: UnifiedEngine, executor: FakeExecutor) -> None:
     stats = engine.stats()
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
     assert stats.integrity_failures == 0
+
+
+def engine_threads() -> list[str]:
+    """Names of the engines' threads that are alive."""
+    return [t.name for t in threading.enumerate() if t.name.startswith("pocket-engine")]

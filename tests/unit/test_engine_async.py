@@ -6,14 +6,10 @@ import asyncio
 import gc
 
 import pytest
-from engine_support import Gate, alone, assert_baseline, make_engine, request, wait_until
+from engine_support import SLOW, Gate, alone, assert_baseline, make_engine, request, wait_until
 
 from pocket_backend.api import EngineError, InvalidRequestError, SamplingParams
 from pocket_backend.engine.async_llm import AsyncLLM
-from pocket_backend.executors.fake import FakeOptions
-
-SLOW = FakeOptions(delay_seconds=0.01)
-"""Forty seconds for an answer without a limit: still there when it is cancelled."""
 
 
 def test_concurrent_generate() -> None:
