@@ -7,11 +7,19 @@ from pocket_backend.cli.examples import examples
 from pocket_backend.cli.serving import is_terminal, running_server, say, wait_for_interrupt
 from pocket_backend.cli.session import Prompt, connect
 from pocket_backend.triton.launcher import ServerOptions
+from pocket_backend.triton.supervisor import SupervisionPolicy
 
 SYSTEM_TURN = "You are a helpful assistant."
 
 
-def demo(options: ServerOptions, *, prompt: str, max_tokens: int, once: bool) -> int:
+def demo(
+    options: ServerOptions,
+    *,
+    prompt: str,
+    max_tokens: int,
+    once: bool,
+    policy: SupervisionPolicy | None = None,
+) -> int:
     """Start, ask ``prompt``, print the answer as it comes; then serve on unless ``once``."""
     with running_server(options) as server:
         bold, plain = ("\033[1m", "\033[0m") if is_terminal() else ("", "")
@@ -34,4 +42,4 @@ def demo(options: ServerOptions, *, prompt: str, max_tokens: int, once: bool) ->
         if once:
             return 0
         say(examples(server))
-        return wait_for_interrupt(server)
+        return wait_for_interrupt(server, policy)

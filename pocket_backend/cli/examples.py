@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pocket_backend.triton.launcher import ENSEMBLE, TritonServer
+from pocket_backend.triton.launcher import TritonServer
+from pocket_backend.triton.probes import ENSEMBLE
 
 _TEMPLATE = """\
 --- curl, streaming (server-sent events)

@@ -14,6 +14,7 @@ from pocket_backend.cli import bench, chat, completion, inspect, models, run
 from pocket_backend.cli.console import note, print_json
 from pocket_backend.cli.exit_codes import FAILED, INTERRUPTED, status_of
 from pocket_backend.cli.options import add_engine_options, engine_environment, model_path
+from pocket_backend.cli.serving import add_supervision_options, supervision_policy
 from pocket_backend.triton.launcher import ServerOptions
 from pocket_backend.triton.ports import Ports
 
@@ -85,6 +86,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--start-timeout", type=float, default=180.0, help="seconds until it must answer"
     )
+    add_supervision_options(parser)
     add_engine_options(parser)
 
 
@@ -109,7 +111,7 @@ def server_options(options: argparse.Namespace) -> ServerOptions:
 def _serve(options: argparse.Namespace) -> int:
     from pocket_backend.cli.serving import serve
 
-    return serve(server_options(options))
+    return serve(server_options(options), supervision_policy(options))
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -120,6 +122,7 @@ def _demo(options: argparse.Namespace) -> int:
         prompt=options.prompt,
         max_tokens=options.max_tokens,
         once=options.once,
+        policy=supervision_policy(options),
     )
 
 

@@ -1,7 +1,8 @@
-"""A server in the foreground: start-up messages, signals, a clean stop."""
+"""A server in the foreground: start-up messages, supervision, signals, a drain, a clean stop."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
@@ -11,27 +12,78 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from pocket_backend.api.errors import ConfigurationError
 from pocket_backend.cli.examples import examples
+from pocket_backend.observability.logging import configure_logging
 from pocket_backend.triton.launcher import ServerOptions, TritonServer
+from pocket_backend.triton.liveness import LivenessPolicy
+from pocket_backend.triton.supervisor import RestartPolicy, SupervisionPolicy, Supervisor
 
-_WATCH_SECONDS = 0.5
+_STOP_SECONDS = 5.0
+"""For Triton to end after a drain, when no request is open any more."""
 
 
-def serve(options: ServerOptions) -> int:
-    """Serve until Ctrl-C or SIGTERM; 1 if the server ends by itself."""
+def add_supervision_options(parser: argparse.ArgumentParser) -> None:
+    """Options of ``supervision_policy``."""
+    group = parser.add_argument_group("supervision")
+    restarts, liveness = RestartPolicy(), LivenessPolicy()
+    group.add_argument(
+        "--drain-seconds", type=float, default=SupervisionPolicy().drain_seconds,
+        help="what open requests get after SIGTERM or Ctrl-C (default %(default)g)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-restarts", type=int, default=restarts.max_restarts,
+        help="give up after this many in a row (default %(default)s; 0: never restart)",
+    )  # fmt: skip
+    group.add_argument(
+        "--stable-seconds", type=float, default=restarts.stable_seconds,
+        help="service of this long ends such a row (default %(default)g)",
+    )  # fmt: skip
+    group.add_argument(
+        "--stall-seconds", type=float, default=liveness.stall_seconds,
+        help="a process that something waits for, and that computes nothing, hangs after this "
+        "long (default %(default)g)",
+    )  # fmt: skip
+    group.add_argument(
+        "--busy-stall-seconds", type=float, default=liveness.busy_stall_seconds,
+        help="the same for one that computes, as in a long step (default %(default)g)",
+    )  # fmt: skip
+
+
+def supervision_policy(options: argparse.Namespace) -> SupervisionPolicy:
+    """The policy that the parsed options ask for.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+    return SupervisionPolicy(
+        restarts=RestartPolicy(
+            max_restarts=options.max_restarts, stable_seconds=options.stable_seconds
+        ),
+        liveness=LivenessPolicy(
+            stall_seconds=options.stall_seconds, busy_stall_seconds=options.busy_stall_seconds
+        ),
+        drain_seconds=options.drain_seconds,
+    )
+
+
+def serve(options: ServerOptions, policy: SupervisionPolicy | None = None) -> int:
+    """Serve until Ctrl-C or SIGTERM.
+
+    Raises:
+        EngineError: the server failed too often.
+    """
     with running_server(options) as server:
         say(examples(server))
-        return wait_for_interrupt(server)
+        return wait_for_interrupt(server, policy)
 
 
 @contextlib.contextmanager
 def running_server(options: ServerOptions) -> Iterator[TritonServer]:
     """Start, yield a server that answers, and stop it whatever happens.
 
-    SIGTERM raises KeyboardInterrupt like Ctrl-C. The stop gives open streams some seconds; a second
-    Ctrl-C ends it at once, as cleanly.
+    SIGTERM raises KeyboardInterrupt like Ctrl-C.
     """
+    configure_logging()
     previous = signal.signal(signal.SIGTERM, _raise_interrupt)
     server = TritonServer(options)
     try:
@@ -48,20 +100,26 @@ def running_server(options: ServerOptions) -> Iterator[TritonServer]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def wait_for_interrupt(server: TritonServer) -> int:
-    """Sleep until a signal; notice a server that ends by itself.
+def wait_for_interrupt(server: TritonServer, policy: SupervisionPolicy | None = None) -> int:
+    """Supervise until a signal, then drain and stop. A second signal ends the drain at once.
 
     Raises:
-        ConfigurationError: the server ended.
+        EngineError: the server failed more often than the policy allows.
     """
+    supervisor = Supervisor(server, policy)
     try:
         say("serving; Ctrl-C stops")
-        while server.running:
-            time.sleep(_WATCH_SECONDS)
+        supervisor.run()
     except KeyboardInterrupt:
-        say("\nstopping (again Ctrl-C: at once) ...")
-        return 0
-    raise ConfigurationError(f"the server ended by itself; its log says:\n{server.failure_lines()}")
+        say("\nstopping: open requests may end (again Ctrl-C: at once) ...")
+    try:
+        supervisor.drain()
+    except KeyboardInterrupt:
+        say("\nending open requests ...")
+        with contextlib.suppress(KeyboardInterrupt):
+            supervisor.drain(0.0)
+    server.stop(_STOP_SECONDS)
+    return 0
 
 
 def say(text: str) -> None:

@@ -311,6 +311,13 @@ class UnifiedEngine:
     def tokenizer(self) -> Tokenizer | None:
         return self._tokenizer
 
+    def stop_admitting(self, drain_seconds: float) -> None:
+        """Refuse new requests from now on; those open end with an error after ``drain_seconds``.
+
+        Never waits. A later call, also of ``close``, may shorten the time.
+        """
+        self._loop.ask_to_stop(drain_seconds)
+
     def close(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests, let open ones run for ``drain_seconds``, fail the rest, release.
 

@@ -12,6 +12,8 @@
 | `settings`, `startup` | config parameters and environment; a failed load as one sentence |
 | `repository` | writes `config.pbtxt` and the documented table |
 | `launcher`, `guardian` | one server process: start, wait for an inference, stop |
+| `supervisor`, `liveness` | noticing dead and wedged processes, restarting, draining |
+| `lifeline`, `probes` | questions to a running server: past Triton, and through it |
 | `installation`, `ports`, `shm`, `server_log` | what the launcher needs to know of the machine |
 
 `pb_utils`, the stub's module, is always passed in. Only the engine thread sends responses, asks for

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ from pocket_backend.triton.backlog import MAX_HOLD_SECONDS, Backlog
 from pocket_backend.triton.chunks import ChunkWriter, Increment, IncrementSum
 from pocket_backend.triton.control import Control, parse_control
 from pocket_backend.triton.feedback import FeedbackListener
+from pocket_backend.triton.lifeline import LifelineListener
 from pocket_backend.triton.metrics import MetricsBridge
 from pocket_backend.triton.request import Parameters, parse_parameters
 from pocket_backend.triton.responses import error_response, error_text, log_refusal
@@ -65,6 +67,7 @@ class GeneratorModel:
         self._metrics.start(self._engine, Path(settings.engine.model).name)
         self._feedback = FeedbackListener(self._engine.cancel)
         self._backlog = Backlog(lambda: self._feedback.done)
+        self._lifeline = LifelineListener.from_environment(self._engine, os.environ)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
@@ -81,6 +84,8 @@ class GeneratorModel:
 
     def close(self) -> None:
         """Let open streams finish for a while, fail the rest, release the model."""
+        if self._lifeline is not None:
+            self._lifeline.close()
         self._feedback.close()
         self._metrics.close()
         self._engine.close(self._drain_seconds)

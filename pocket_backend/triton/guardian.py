@@ -2,8 +2,9 @@
 
     launcher ── pipe on stdin ──> guardian ── child, own process group ──> tritonserver ──> stubs
 
-On ``stop`` the guardian ends the server with SIGTERM and a bounded wait. When the pipe closes,
-which the kernel also does when the launcher is killed, it waits less. It is a subreaper, so stubs
+On ``stop <seconds>`` the guardian ends the server with SIGTERM and a wait of that long, or at once
+with SIGKILL for 0. When the pipe closes, which the kernel also does when the launcher is killed, it
+waits a few seconds. It is a subreaper, so stubs
 that lose their server become its children and can be waited for. On its way out nothing of the
 server is left: no process, no shared memory, and no runtime directory, except when the server ended
 by itself: then the launcher still wants to read the log.
@@ -34,7 +35,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LINE_LIMIT = 1 << 20
 _ORPHAN_TIMEOUT = 5.0
 """Seconds that a server without a launcher gets to end by itself."""
-STOP_COMMAND = b"stop\n"
+_STOP = b"stop "
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,14 @@ class GuardianSpec:
     environment: dict[str, str]
     log_file: str
     runtime_dir: str
-    stop_timeout: float
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def stop_command(seconds: float) -> bytes:
+    """What a launcher writes to have the server ended within ``seconds``."""
+    return b"%s%.3f\n" % (_STOP, max(0.0, seconds))
 
 
 def main() -> int:
@@ -97,9 +102,11 @@ def _run(spec: GuardianSpec) -> tuple[int, bool]:
         ready = {fd for fd, _ in poller.poll()}
         by_itself = pidfd in ready
         if not by_itself:
-            told = 0 not in ready or os.read(0, 64) == STOP_COMMAND
-            timeout = spec.stop_timeout if told else _ORPHAN_TIMEOUT
-            _stop(server.pid, pidfd, timeout, watch_pipe=told)
+            command = os.read(0, 64) if 0 in ready else b""
+            told = command.startswith(_STOP)
+            timeout = float(command.removeprefix(_STOP)) if told else _ORPHAN_TIMEOUT
+            if timeout > 0:
+                _stop(server.pid, pidfd, timeout, watch_pipe=told)
     finally:
         status = _reap_group(server.pid)
         server.returncode = status

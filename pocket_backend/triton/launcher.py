@@ -11,7 +11,6 @@ after Ctrl-C at any moment, after an exception, and after ``kill -9`` of this pr
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -21,7 +20,6 @@ import sysconfig
 import tempfile
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,14 +28,17 @@ from typing import Self
 
 import pocket_backend
 from pocket_backend.api.errors import ConfigurationError, ModelLoadError
-from pocket_backend.triton.guardian import STOP_COMMAND, GuardianSpec
+from pocket_backend.triton import probes
+from pocket_backend.triton.guardian import GuardianSpec, stop_command
 from pocket_backend.triton.installation import (
     TritonInstallation,
     check_python,
     find_libpython_dirs,
     find_triton,
 )
+from pocket_backend.triton.lifeline import FILE_NAME, VARIABLE, Lifeline
 from pocket_backend.triton.ports import Ports, resolve
+from pocket_backend.triton.probes import ADMIN_HEADER, ENSEMBLE
 from pocket_backend.triton.server_log import failure_lines, load_failure, starved
 from pocket_backend.triton.settings import FAKE_MODEL
 from pocket_backend.triton.shm import (
@@ -47,8 +48,6 @@ from pocket_backend.triton.shm import (
     region_prefix,
 )
 
-ENSEMBLE = "pocketllm"
-ADMIN_HEADER = "pocketllm-admin"
 _ERROR_GRACE = 5.0
 """Seconds that a server which answers with errors gets to recover."""
 _CLEAN_UP_TIMEOUT = 30.0
@@ -78,16 +77,22 @@ class ServerOptions:
 
 
 class TritonServer:
-    """One server process. Not thread-safe; ``stop`` may be called twice."""
+    """One server process. Not thread-safe; ``stop`` may be called twice.
+
+    After ``stop`` it may be started again: same ports, same admin key, a new ``server_id``.
+    """
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
-        self.server_id = new_server_id()
+        self.server_id = ""
+        """Of the process that runs now, or ran last; in the names of everything that it owns."""
         self.ports = options.ports
         self.admin_key = secrets.token_urlsafe(24)
         """Value of the ``pocketllm-admin`` header that loading and unloading models needs."""
         self._runtime_dir: Path | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._log_start: int | None = None
+        """Where this start's part of the log begins."""
 
     @property
     def http_url(self) -> str:
@@ -106,6 +111,12 @@ class TritonServer:
         if self.options.log_file is not None:
             return self.options.log_file
         return self._runtime_dir / "server.log" if self._runtime_dir else None
+
+    @property
+    def lifeline(self) -> Lifeline:
+        """The line to the generator of a server that was started."""
+        assert self._runtime_dir is not None
+        return Lifeline(self._runtime_dir / FILE_NAME)
 
     @property
     def running(self) -> bool:
@@ -149,7 +160,8 @@ class TritonServer:
     def _start_once(
         self, installation: TritonInstallation, libpython_dirs: tuple[Path, ...]
     ) -> None:
-        self.ports = resolve(self.options.ports, self.options.host)
+        self.ports = resolve(self.ports, self.options.host)
+        self.server_id = new_server_id()
         try:
             self._runtime_dir = Path(tempfile.mkdtemp(prefix=f"pocketllm-{self.server_id}-"))
             backends = build_backend_directory(installation, self._runtime_dir)
@@ -160,7 +172,6 @@ class TritonServer:
                     environment=self._environment(installation, libpython_dirs),
                     log_file=str(self.log_path),
                     runtime_dir=str(self._runtime_dir),
-                    stop_timeout=self.options.stop_timeout,
                 )
             )
             self._wait_until_serving()
@@ -168,19 +179,21 @@ class TritonServer:
             self.stop()
             raise
 
-    def stop(self) -> None:
-        """SIGTERM, a bounded wait, then SIGKILL; leaves no process and no shared memory.
+    def stop(self, timeout: float | None = None) -> None:
+        """SIGTERM, ``timeout`` seconds (``stop_timeout``; 0: no SIGTERM), then SIGKILL.
 
-        A KeyboardInterrupt during the wait cuts it short; the clean-up is the same.
+        Leaves no process and no shared memory. A KeyboardInterrupt during the wait cuts it short;
+        the clean-up is the same.
         """
+        seconds = self.options.stop_timeout if timeout is None else timeout
         guardian, self._guardian = self._guardian, None
         if guardian is not None:
             assert guardian.stdin is not None
             with contextlib.suppress(OSError):
-                guardian.stdin.write(STOP_COMMAND)
+                guardian.stdin.write(stop_command(seconds))
                 guardian.stdin.flush()
             with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-                guardian.wait(self.options.stop_timeout + 5.0)
+                guardian.wait(seconds + 5.0)
             with contextlib.suppress(OSError):
                 guardian.stdin.close()
             guardian.wait(_CLEAN_UP_TIMEOUT)
@@ -190,21 +203,16 @@ class TritonServer:
 
     def probe(self, timeout: float = 10.0) -> None:
         """One real inference of one token; raises OSError (urllib's) when it fails."""
-        body = {"text_input": "Hi", "max_tokens": 1, "stream": False, "temperature": 0.0}
-        request = urllib.request.Request(  # noqa: S310  (http URL built above)
-            f"{self.http_url}/v2/models/{ENSEMBLE}/generate",
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310
-            answer.read()
+        probes.infer(self.http_url, timeout)
 
     def _spawn(self, spec: GuardianSpec) -> None:
         log_path = Path(spec.log_file)
         log_path.parent.mkdir(parents=True, exist_ok=True)
         package_root = str(Path(pocket_backend.__file__).parent.parent)
         environment = {**os.environ, "PYTHONPATH": package_root}
-        with log_path.open("wb") as log:
+        # What an earlier start wrote stays: it says why there is another one.
+        with log_path.open("wb" if self._log_start is None else "ab") as log:
+            self._log_start = log.tell()
             self._guardian = subprocess.Popen(
                 [sys.executable, "-m", "pocket_backend.triton.guardian"],
                 stdin=subprocess.PIPE,
@@ -237,6 +245,8 @@ class TritonServer:
             f"--http-restricted-api={admin}",
             f"--grpc-restricted-protocol={admin}",
             "--allow-gpu-metrics=false",
+            # Ours say everything. Completing would start each stub twice: half of the start's time.
+            *(() if options.model_repository else ("--disable-auto-complete-config",)),
             f"--exit-timeout-secs={max(1, int(options.stop_timeout) - 2)}",
             f"--log-verbose={options.log_verbose}",
             *options.extra_args,
@@ -258,6 +268,8 @@ class TritonServer:
             environment.get("PYTHONPATH"),
         )
         environment["PYTHONUNBUFFERED"] = "1"
+        if self._runtime_dir is not None:
+            environment[VARIABLE] = str(self._runtime_dir / FILE_NAME)
         return environment
 
     def _model_path(self) -> str:
@@ -315,7 +327,7 @@ class TritonServer:
         path = self.log_path
         if path is None or not path.exists():
             return ""
-        return path.read_bytes().decode(errors="replace")
+        return path.read_bytes()[self._log_start :].decode(errors="replace")
 
 
 class _StarvedError(ConfigurationError):

@@ -29,13 +29,13 @@ from triton_clients import (
 
 from pocket_backend.triton.installation import find_libpython_dirs, find_triton
 from pocket_backend.triton.launcher import (
-    ADMIN_HEADER,
     ServerOptions,
     TritonServer,
     build_backend_directory,
     find_model_repository,
 )
 from pocket_backend.triton.ports import Ports, resolve
+from pocket_backend.triton.probes import ADMIN_HEADER
 from pocket_backend.triton.shm import SHM_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,7 +195,7 @@ def test_killed_launcher_takes_its_server_along() -> None:
 
 
 def test_server_that_dies_is_reported() -> None:
-    command = Command("serve", "fake", *FREE)
+    command = Command("serve", "fake", "--max-restarts", "0", *FREE)
     server_id = command.wait_for_server()
     (server,) = children_of(command.guardian())
     assert command.process.stdout is not None

@@ -218,7 +218,6 @@ def guardian(tmp_path: Path, argv: list[str]) -> tuple[subprocess.Popen[bytes], 
         environment=dict(os.environ),
         log_file=str(tmp_path / "log"),
         runtime_dir=str(runtime),
-        stop_timeout=1.0,
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "pocket_backend.triton.guardian"], stdin=subprocess.PIPE
