@@ -245,8 +245,8 @@ class TritonServer:
             f"--http-restricted-api={admin}",
             f"--grpc-restricted-protocol={admin}",
             "--allow-gpu-metrics=false",
-            # Ours say everything. Completing would start each stub twice: half of the start's time.
-            *(() if options.model_repository else ("--disable-auto-complete-config",)),
+            # Not --disable-auto-complete-config: it halves the start, but on a busy machine Triton
+            # then aborts, most of the time, when a lock in shared memory times out.
             f"--exit-timeout-secs={max(1, int(options.stop_timeout) - 2)}",
             f"--log-verbose={options.log_verbose}",
             *options.extra_args,

@@ -38,6 +38,7 @@ _CANARY_TIMEOUT = 300.0
 """Longer than any limit of ``LivenessPolicy``: judging the wait is not the canary's business."""
 _MAX_FAILURES = 6
 """Errors in a row from a model that Triton takes for loaded: three seconds."""
+_SERVER_ENDED = "the server ended by itself"
 _DELIVERY_SECONDS = 3.0
 """For the error events of a drain to reach their clients, after the engine has ended them."""
 _ASK_SECONDS = 2.0
@@ -253,7 +254,7 @@ class _Watcher:
     def look(self) -> str | None:
         """One round: what is wrong, or None."""
         if not self._server.running:
-            return "the server ended by itself"
+            return _SERVER_ENDED
         now = self._clock()
         for name, watch in list(self._watches.items()):
             sample = None if watch is None else sample_process(watch.pid)
@@ -262,6 +263,8 @@ class _Watcher:
             else:
                 problem = watch.observe(now, sample, self._waiting_seconds(name))
             problem = problem or self._failing(name)
+            if name == SERVER and problem == "died":
+                return _SERVER_ENDED
             if problem is not None:
                 return f"{name} {problem}" + (f" (process {watch.pid})" if watch else "")
         return None

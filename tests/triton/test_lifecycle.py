@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -200,7 +201,8 @@ def test_server_that_dies_is_reported() -> None:
     (server,) = children_of(command.guardian())
     assert command.process.stdout is not None
     lines = iter(command.process.stdout.readline, "")
-    assert any("serving; Ctrl-C stops" in line for line in lines)
+    seen = list(itertools.takewhile(lambda line: "serving; Ctrl-C stops" not in line, lines))
+    assert command.process.poll() is None, "".join(seen)
     os.kill(server, signal.SIGKILL)
     rest = "".join(lines)
     assert command.process.wait(120) == 1
