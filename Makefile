@@ -11,12 +11,12 @@ CPP_BUILD := build/cpp-release
 CPP_SOURCES := $(shell find cpp_engine -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 CPP_STYLED := $(filter %.cpp %.h,$(CPP_SOURCES))
 
-.PHONY: help run test test-slow lint format types cpp-test py-test bench clean
+.PHONY: help run test test-slow lint format types cpp-test py-test bench locust clean
 
 help:
 	@echo "make run    [ONCE=1] [MODEL=/path.gguf] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
 	@echo "make test   lint, types, C++ tests, Python tests, Triton end to end"
-	@echo "make lint | format | bench | test-slow | clean"
+	@echo "make lint | format | bench | locust | test-slow | clean"
 
 # --- environment: each stamp is newer than what it was made from -------------------------------
 
@@ -83,6 +83,15 @@ format: $(VENV)/.test
 bench: $(VENV)/.engine
 	$(BIN)/python -m perf.bench_scheduler
 	$(BIN)/python -m perf.bench_engine
+
+$(VENV)/.locust: requirements/locust.txt $(VENV)/.test
+	@echo "installing Locust"
+	@$(PIP) install --no-warn-conflicts -r requirements/locust.txt
+	@touch $@
+
+# A server, a gateway and Locust's users; fails if an objective is missed. LOCUST_ARGS: see perf/README.md.
+locust: $(VENV)/.locust $(VENV)/.engine
+	$(BIN)/python -m perf.locust $(LOCUST_ARGS)
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

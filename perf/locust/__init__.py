@@ -1,0 +1,1 @@
+"""Load tests with Locust: ``python -m perf.locust`` (``make locust``)."""
