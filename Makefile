@@ -11,12 +11,12 @@ CPP_BUILD := build/cpp-release
 CPP_SOURCES := $(shell find cpp_engine -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 CPP_STYLED := $(filter %.cpp %.h,$(CPP_SOURCES))
 
-.PHONY: help run test test-slow lint format types cpp-test py-test bench locust clean
+.PHONY: help run test test-slow lint format types cpp-test py-test bench bench-smoke locust clean
 
 help:
 	@echo "make run    [ONCE=1] [MODEL=/path.gguf] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
 	@echo "make test   lint, types, C++ tests, Python tests, Triton end to end"
-	@echo "make lint | format | bench | locust | test-slow | clean"
+	@echo "make lint | format | bench | bench-smoke | locust | test-slow | clean"
 
 # --- environment: each stamp is newer than what it was made from -------------------------------
 
@@ -83,6 +83,10 @@ format: $(VENV)/.test
 bench: $(VENV)/.engine
 	$(BIN)/python -m perf.bench_scheduler
 	$(BIN)/python -m perf.bench_engine
+
+# Under two minutes: ratios of ours to references of the same run.
+bench-smoke: $(VENV)/.engine
+	$(BIN)/python -m perf.bench_smoke
 
 $(VENV)/.locust: requirements/locust.txt $(VENV)/.test
 	@echo "installing Locust"
