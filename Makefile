@@ -1,5 +1,5 @@
 # PocketLLM: `make run` serves a model through Triton, `make test` checks everything.
-# Variables: PYTHON (3.11 or 3.12), MODEL, ONCE, HTTP_PORT, GRPC_PORT, METRICS_PORT, PYTEST_ARGS.
+# Variables: PYTHON (3.11 or 3.12), MODEL, BACKEND, ONCE, HTTP_PORT, GRPC_PORT, METRICS_PORT, PYTEST_ARGS.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -14,7 +14,7 @@ CPP_STYLED := $(filter %.cpp %.h,$(CPP_SOURCES))
 .PHONY: help run test test-slow lint format types cpp-test py-test bench bench-smoke locust clean
 
 help:
-	@echo "make run    [ONCE=1] [MODEL=/path.gguf] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
+	@echo "make run    [ONCE=1] [MODEL=/path] [BACKEND=torch] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
 	@echo "make test   lint, types, C++ tests, Python tests, Triton end to end"
 	@echo "make lint | format | bench | bench-smoke | locust | test-slow | clean"
 
@@ -29,7 +29,12 @@ $(VENV)/.run: requirements/run.txt requirements/demo.txt | $(VENV)/bin/python
 	@$(PIP) install --no-warn-conflicts -r requirements/run.txt && $(PIP) install --no-deps -r requirements/demo.txt
 	@touch $@
 
-$(VENV)/.test: requirements/test.txt $(VENV)/.run
+$(VENV)/.torch: requirements/torch.txt $(VENV)/.run
+	@echo "installing torch and transformers"
+	@$(PIP) install --no-warn-conflicts -r requirements/torch.txt
+	@touch $@
+
+$(VENV)/.test: requirements/test.txt requirements/torch.txt $(VENV)/.run
 	@echo "installing the test tools (with torch and transformers as oracles)"
 	@$(PIP) install --no-warn-conflicts -r requirements/test.txt
 	@touch $@
@@ -43,9 +48,9 @@ $(VENV)/.engine: $(CPP_SOURCES) pyproject.toml $(VENV)/.run
 
 # --- serving -------------------------------------------------------------------------------------
 
-run: $(VENV)/.engine
+run: $(VENV)/.engine $(if $(filter torch,$(BACKEND)),$(VENV)/.torch)
 	@exec $(BIN)/python -m pocket_backend.cli.main demo $(if $(ONCE),--once) \
-	  $(if $(MODEL),--model "$(MODEL)") $(if $(HTTP_PORT),--http-port $(HTTP_PORT)) \
+	  $(if $(MODEL),--model "$(MODEL)") $(if $(BACKEND),--backend "$(BACKEND)") $(if $(HTTP_PORT),--http-port $(HTTP_PORT)) \
 	  $(if $(GRPC_PORT),--grpc-port $(GRPC_PORT)) \
 	  $(if $(METRICS_PORT),--metrics-port $(METRICS_PORT))
 

@@ -256,6 +256,23 @@ def inspect_model(ckpt: str | Path, kv_cache_dtype: str = "auto") -> Mapping[str
     return info
 
 
+def unsupported_reason(ckpt: str | Path) -> str | None:
+    """Why the C++ engine cannot run a well-formed model here: architecture, format, no native
+    module. None if it can, and for a missing or damaged model, about which it has more to say.
+    """
+    try:
+        native = _native_module()
+    except BackendUnavailableError as error:
+        return str(error)
+    try:
+        native.inspect_model(_model_file(ckpt))
+    except native.EngineError as error:
+        return str(error) if error.code == "unsupported" else None
+    except ModelLoadError:
+        return None
+    return None
+
+
 class _StepArrays:
     """The engine's arguments, allocated once; a step uses their first elements."""
 

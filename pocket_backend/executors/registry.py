@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("executors")
 _GGUF_MAGIC = b"GGUF"
+_TORCH_PACKAGES = ("torch", "transformers")
 
 
 def _create_cpp(args: EngineArgs) -> BackendExecutor:
@@ -78,20 +81,44 @@ def is_fake(args: EngineArgs) -> bool:
     return args.backend == "fake" or (args.backend == "auto" and args.model == "fake")
 
 
-def resolve_backend(args: EngineArgs) -> str:
-    """The name of the backend that ``args`` mean; ``auto`` looks at the model and logs why.
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """A backend's name and, in a few words, why it is the one."""
+
+    name: str
+    reason: str
+
+
+def choose_backend(args: EngineArgs) -> BackendChoice:
+    """The backend that ``args`` mean. ``auto`` takes the C++ engine if it runs the model, else
+    PyTorch if that is installed; only the model's headers are read.
 
     Raises:
         ModelLoadError: ``auto``, and the model is missing or of an unknown format.
     """
     if args.backend != "auto":
-        return args.backend
+        return BackendChoice(args.backend, "asked for by name")
     if is_fake(args):
-        chosen, reason = "fake", "the model is named 'fake'"
-    else:
-        chosen, reason = "cpp", f"the model is {_model_format(args.model_path())}"
-    log_event(_log, logging.INFO, "backend chosen", backend=chosen, reason=reason)
-    return chosen
+        return BackendChoice("fake", "the model is named 'fake'")
+    kind = _model_format(args.model_path())
+    from pocket_backend.executors.cpp_engine import unsupported_reason
+
+    refusal = unsupported_reason(args.model_path())
+    if refusal is None:
+        return BackendChoice("cpp", f"the model is {kind}")
+    if any(importlib.util.find_spec(package) is None for package in _TORCH_PACKAGES):
+        return BackendChoice("cpp", f"the model is {kind}, and pocketllm[torch] is not installed")
+    return BackendChoice(
+        "torch", f"the model is {kind} that the C++ engine does not run: {refusal}"
+    )
+
+
+def resolve_backend(args: EngineArgs) -> str:
+    """The name of ``choose_backend``; a choice made by ``auto`` is logged with its reason."""
+    choice = choose_backend(args)
+    if args.backend == "auto":
+        log_event(_log, logging.INFO, "backend chosen", backend=choice.name, reason=choice.reason)
+    return choice.name
 
 
 def _model_format(path: Path) -> str:

@@ -32,6 +32,8 @@ from pocket_backend.api import (
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest
 from pocket_backend.engine.llm import LLM
 from pocket_backend.engine.unified import UnifiedEngine
+from pocket_backend.executors import registry
+from pocket_backend.executors.registry import choose_backend, resolve_backend
 from pocket_backend.executors.torch_engine import PyTorchBackend
 
 pytestmark = pytest.mark.parity
@@ -260,6 +262,28 @@ def test_options_are_checked(
 ) -> None:
     with pytest.raises(error, match=match):
         PyTorchBackend(llama.path, options)
+
+
+def test_auto_takes_what_the_cpp_engine_does_not_run(tmp_path: Path, llama: Checkpoint) -> None:
+    choice = choose_backend(EngineArgs(model=str(llama.path)))
+    assert (choice.name, choice.reason) == ("cpp", "the model is a Hugging Face directory")
+    gemma = write_checkpoint(tmp_path, "gemma3")
+    choice = choose_backend(EngineArgs(model=str(gemma.path)))
+    assert choice.name == "torch"
+    assert "gemma3_text" in choice.reason
+    assert resolve_backend(EngineArgs(model=str(gemma.path))) == "torch"
+    assert choose_backend(EngineArgs(model="m", backend="cpp")).reason == "asked for by name"
+
+
+def test_auto_without_torch_lets_the_cpp_engine_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _config(tmp_path, model_type="mine")
+    monkeypatch.setattr(registry, "_TORCH_PACKAGES", ("no_such_package",))
+    args = EngineArgs(model=str(tmp_path))
+    assert "not installed" in choose_backend(args).reason
+    with pytest.raises(ModelLoadError, match="mine"):
+        registry.create_executor(args)
 
 
 def _config(path: Path, **fields: object) -> Path:
