@@ -136,7 +136,10 @@ def test_a_tensor_that_nobody_computes_is_refused_by_its_own_name(directory):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type: got 'gpt2'; supported are llama"),
+        (
+            {"model_type": "gpt2"},
+            "model_type: got 'gpt2'; supported are llama, mistral, qwen2, qwen3",
+        ),
         ({"model_type": None}, "model_type is missing"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "64"}, "hidden_size is a string, must be an integer"),

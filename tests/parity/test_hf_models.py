@@ -10,11 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
-from engine_driver import Driver
+from engine_driver import Driver, Part
 from tiny_hf import CONTEXT, edit_config, logits_of, random_tokens, save, tiny_model
+
+import pocket_cpp_core
 
 pytestmark = pytest.mark.parity
 
@@ -58,6 +61,14 @@ CASES = {
         "LlamaConfig",
         {"head_dim": 32, "rope_parameters": YARN_ROPE | {"attention_factor": 0.8, "beta_fast": 8}},
     ),
+    "mistral": Case("MistralConfig", {"sliding_window": None, "head_dim": 32}),
+    "mistral with a window beyond its context": Case("MistralConfig", {"sliding_window": CONTEXT}),
+    "qwen2": Case("Qwen2Config"),
+    "qwen2 tied, one kv head": Case(
+        "Qwen2Config", {"tie_word_embeddings": True, "num_key_value_heads": 1}
+    ),
+    "qwen3": Case("Qwen3Config", {"head_dim": 32}),
+    "qwen3 yarn rope": Case("Qwen3Config", {"head_dim": 32, "rope_parameters": YARN_ROPE}),
     "llama yarn mscale": Case(
         "LlamaConfig", {"rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.2}}
     ),
@@ -103,6 +114,97 @@ def test_the_older_rope_fields_mean_the_same(tmp_path, scaling):
         directory, rope_parameters=None, rope_theta=theta, rope_scaling=old | {"type": kind}
     )
     assert np.array_equal(exact(directory).all_logits(random_tokens(TOKENS)), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("weights", [None, "q8_0"])
+def test_rows_do_not_depend_on_their_step(tmp_path, name, weights):
+    """Bit for bit: alone at once on one thread, in chunks on two, and beside other sequences."""
+    directory = save(CASES[name].model(), tmp_path)
+    tokens, others = random_tokens(60), random_tokens(33, seed=8)
+    options = {"context": 64, "weights": weights}
+    expected = Driver(directory, threads=1, **options).all_logits(tokens)
+    assert np.array_equal(
+        Driver(directory, threads=2, **options).all_logits(tokens, chunk=7), expected
+    )
+    mixed = Driver(directory, rows=3, threads=2, shuffle=1, **options)
+    got = [mixed.logits(Part(tokens[:20], 0, 0, range(20)), Part(others, 0, 1))[:20]]
+    mixed.logits(Part(others[:5], 0, 2))
+    got.append(mixed.logits(Part(others[5:6], 5, 2), Part(tokens[20:], 20, 0, range(40)))[1:])
+    assert np.array_equal(np.concatenate(got), expected)
+
+
+GGUF_PARTS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+GGUF_ENDS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def write_as_gguf(path, architecture: str, model: Any) -> None:
+    config = model.config
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(model.model.layers[0].self_attn.head_dim)
+    writer.add_value_length(model.model.layers[0].self_attn.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for name, values in model.state_dict().items():
+        if name in GGUF_ENDS:
+            target = GGUF_ENDS[name]
+        else:
+            _, _, layer, *part, kind = name.split(".")
+            target = f"blk.{layer}.{GGUF_PARTS['.'.join(part)]}.{kind}"
+        writer.add_tensor(target, values.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_a_gguf_file_of_the_same_weights_gives_the_same_bits(tmp_path, name):
+    model = CASES[name].model()
+    directory, file = save(model, tmp_path / name), tmp_path / "model.gguf"
+    write_as_gguf(file, name, model)
+    tokens = random_tokens(60)
+    assert np.array_equal(exact(file).all_logits(tokens), exact(directory).all_logits(tokens))
+
+
+@pytest.mark.parametrize("bias", ["q_proj", "k_proj", "v_proj"])
+def test_biases_are_not_ignored(tmp_path, bias):
+    model = CASES["qwen2"].model()
+    expected = logits_of(model, random_tokens(TOKENS))
+    with torch.no_grad():
+        getattr(model.model.layers[0].self_attn, bias).bias += 1.0
+    got = exact(save(model, tmp_path)).all_logits(random_tokens(TOKENS))
+    assert np.abs(got - logits_of(model, random_tokens(TOKENS))).max() < 2e-4
+    # A bias on k shifts every score of a query alike, before RoPE: it shows, but less.
+    assert np.abs(got - expected).max() > 1e-2
+
+
+def test_a_window_inside_the_context_is_refused(tmp_path):
+    directory = save(tiny_model("MistralConfig", sliding_window=64), tmp_path)
+    with pytest.raises(pocket_cpp_core.Unsupported, match=r"attention\.sliding_window: got 64"):
+        exact(directory)
 
 
 def test_rope_scaling_is_not_ignored(tmp_path):

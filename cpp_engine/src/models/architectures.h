@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "decoder_config.h"
 #include "pocket/models/model.h"
 
 namespace pocket {
@@ -10,5 +11,16 @@ namespace pocket {
 [[nodiscard]] std::unique_ptr<Model> make_llama(const WeightSource& source,
                                                 const ModelOptions& options);
 [[nodiscard]] ModelInfo describe_llama(const WeightSource& source);
+[[nodiscard]] std::unique_ptr<Model> make_qwen2(const WeightSource& source,
+                                                const ModelOptions& options);
+[[nodiscard]] ModelInfo describe_qwen2(const WeightSource& source);
+[[nodiscard]] std::unique_ptr<Model> make_qwen3(const WeightSource& source,
+                                                const ModelOptions& options);
+[[nodiscard]] ModelInfo describe_qwen3(const WeightSource& source);
+
+/// The assembly that they share: `config` says what its attention has.
+[[nodiscard]] std::unique_ptr<Model> make_decoder(const WeightSource& source,
+                                                  const ModelOptions& options,
+                                                  DecoderConfig config);
 
 }  // namespace pocket

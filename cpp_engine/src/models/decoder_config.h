@@ -20,6 +20,9 @@ struct DecoderConfig {
   std::size_t context = 0;
   float norm_epsilon = 0.0F;
   RopeConfig rope;
+  // What the architecture adds to Llama's attention; set by its file, not read from the source.
+  bool qkv_bias = false;  ///< q, k and v have biases
+  bool qk_norm = false;   ///< every head of q and k is normalised before it rotates
 
   [[nodiscard]] std::size_t query_width() const noexcept { return heads * head_dim; }
   [[nodiscard]] std::size_t kv_width() const noexcept { return kv_heads * head_dim; }

@@ -20,6 +20,9 @@ struct Family {
 // model_type of config.json -> the registry's (GGUF's) name.
 constexpr std::array kFamilies{
     Family{"llama", "llama"},
+    Family{"mistral", "llama"},
+    Family{"qwen2", "qwen2"},
+    Family{"qwen3", "qwen3"},
 };
 
 /// Typed access to one JSON object.
@@ -200,6 +203,17 @@ void check_activation(const Fields& fields, const char* field, std::string_view 
   }
 }
 
+// Mistral slides in all layers unless the window is null; Qwen only if use_sliding_window says so,
+// and then from layer max_window_layers on.
+void read_window(const Fields& fields, HfConfig& config) {
+  const bool used = config.model_type == "mistral" ||
+                    (config.model_type != "llama" && fields.boolean("use_sliding_window", false));
+  const auto window = fields.uint("sliding_window");
+  if (used && window && *window > 0) {
+    config.uints["attention.sliding_window"] = *window;
+  }
+}
+
 const Family& find_family(const Fields& fields, const std::string& model_type) {
   std::string supported;
   for (const Family& family : kFamilies) {
@@ -239,6 +253,7 @@ HfConfig read_hf_config(const JsonValue& root, std::string_view name) {
   config.architecture = find_family(fields, *model_type).architecture;
   read_sizes(fields, config);
   read_rope(fields, config, 10000.0);
+  read_window(fields, config);
   check_activation(fields, "hidden_act", "silu");
   config.tied = fields.boolean("tie_word_embeddings", false);
   config.eos_token_ids =

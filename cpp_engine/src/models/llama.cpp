@@ -1,5 +1,6 @@
-// Llama 1 to 3.x and its GGUF relatives (SmolLM2, TinyLlama, Mistral without a window): pre-norm
-// blocks of grouped-query attention and a gated MLP (Touvron et al. 2023, arXiv 2302.13971).
+// Llama 1 to 3.x and its relatives (SmolLM2, TinyLlama, Mistral without a window): pre-norm blocks
+// of grouped-query attention and a gated MLP (Touvron et al. 2023, arXiv 2302.13971). Models that
+// differ by features of the attention only (qwen.cpp) are this one with another configuration.
 
 #include <optional>
 #include <string>
@@ -28,9 +29,9 @@ struct Block {
 
 class Llama final : public Model {
  public:
-  Llama(const WeightSource& source, const ModelOptions& options)
+  Llama(const WeightSource& source, const ModelOptions& options, DecoderConfig config)
       : compute_{options.kernels, options.pool, options.precision},
-        config_(read_decoder_config(source)),
+        config_(std::move(config)),
         max_context_(options.max_context == 0 ? config_.context : options.max_context),
         blocks_(config_.layers),
         schedule_(options.max_batch_tokens, options.max_sequences) {
@@ -132,8 +133,13 @@ class Llama final : public Model {
 
 }  // namespace
 
+std::unique_ptr<Model> make_decoder(const WeightSource& source, const ModelOptions& options,
+                                    DecoderConfig config) {
+  return std::make_unique<Llama>(source, options, std::move(config));
+}
+
 std::unique_ptr<Model> make_llama(const WeightSource& source, const ModelOptions& options) {
-  return std::make_unique<Llama>(source, options);
+  return make_decoder(source, options, read_decoder_config(source));
 }
 
 ModelInfo describe_llama(const WeightSource& source) {

@@ -18,7 +18,11 @@ struct Architecture {
   ModelInfo (*describe)(const WeightSource&);
 };
 
-constexpr std::array kArchitectures{Architecture{"llama", make_llama, describe_llama}};
+constexpr std::array kArchitectures{
+    Architecture{"llama", make_llama, describe_llama},
+    Architecture{"qwen2", make_qwen2, describe_qwen2},
+    Architecture{"qwen3", make_qwen3, describe_qwen3},
+};
 
 const Architecture& find_architecture(const WeightSource& source) {
   const std::string wanted = source.architecture();

@@ -12,6 +12,7 @@ namespace {
 
 // One layer's attention for one step: what its tasks share.
 struct LayerStep {
+  const PagedAttention& weights;
   const Compute& compute;
   const DecoderConfig& config;
   const RopeTable& rope;
@@ -31,17 +32,36 @@ struct LayerStep {
     }
   }
 
-  // Rotates q and k of some KV heads and stores K and V, for all rows of a tile.
+  // Biases and norms of the query or key heads [begin, end) of one row, at `x`.
+  void prepare(float* x, std::size_t begin, std::size_t end, std::span<const float> bias,
+               std::span<const float> norm) const {
+    const std::size_t head_dim = config.head_dim;
+    if (!bias.empty()) {
+      compute.kernels->add(x, bias.data() + begin * head_dim, (end - begin) * head_dim);
+    }
+    for (std::size_t head = begin; head < end && !norm.empty(); ++head) {
+      float* values = x + (head - begin) * head_dim;
+      compute.kernels->rms_norm(values, norm.data(), head_dim, config.norm_epsilon, values);
+    }
+  }
+
+  // Finishes q, k and v of some KV heads (biases, norms, RoPE) and stores K and V, for all rows of
+  // a tile.
   void write_kv(const AttentionSchedule::RowTile& tile, std::size_t head_begin,
                 std::size_t head_end) const {
     const std::size_t head_dim = config.head_dim;
     for (std::size_t row = tile.row_begin; row < tile.row_begin + tile.rows; ++row) {
       const std::size_t position = tile.sequence->first_position + row - tile.sequence->first_row;
       const auto block = static_cast<std::size_t>(tile.sequence->blocks[position / kKvBlockTokens]);
-      rotate(buffers.query + row * config.query_width() + head_begin * config.group() * head_dim,
-             (head_end - head_begin) * config.group(), position);
+      const std::size_t query_begin = head_begin * config.group();
+      const std::size_t query_end = head_end * config.group();
+      float* q = buffers.query + row * config.query_width() + query_begin * head_dim;
       float* k = buffers.key + row * config.kv_width();
-      const float* v = buffers.value + row * config.kv_width();
+      float* v = buffers.value + row * config.kv_width();
+      prepare(q, query_begin, query_end, weights.q_bias, weights.q_norm);
+      prepare(k + head_begin * head_dim, head_begin, head_end, weights.k_bias, weights.k_norm);
+      prepare(v + head_begin * head_dim, head_begin, head_end, weights.v_bias, {});
+      rotate(q, query_end - query_begin, position);
       rotate(k + head_begin * head_dim, head_end - head_begin, position);
       for (std::size_t head = head_begin; head < head_end; ++head) {
         compute.kernels->kv_write(kv.shape().dtype, k + head * head_dim, v + head * head_dim,
@@ -136,6 +156,15 @@ void PagedAttention::load(WeightLoader& loader, const std::string& prefix,
   loader.matrix(prefix + "attn_k.weight", config.kv_width(), config.hidden, k, order);
   loader.matrix(prefix + "attn_v.weight", config.kv_width(), config.hidden, v);
   loader.matrix(prefix + "attn_output.weight", config.hidden, config.query_width(), output);
+  if (config.qkv_bias) {
+    loader.vector(prefix + "attn_q.bias", config.query_width(), q_bias);
+    loader.vector(prefix + "attn_k.bias", config.kv_width(), k_bias);
+    loader.vector(prefix + "attn_v.bias", config.kv_width(), v_bias);
+  }
+  if (config.qk_norm) {
+    loader.norm(prefix + "attn_q_norm.weight", config.head_dim, q_norm);
+    loader.norm(prefix + "attn_k_norm.weight", config.head_dim, k_norm);
+  }
 }
 
 void PagedAttention::run(const Compute& compute, const DecoderConfig& config, const RopeTable& rope,
@@ -146,7 +175,7 @@ void PagedAttention::run(const Compute& compute, const DecoderConfig& config, co
           std::array{Projection{&q, buffers.query, config.query_width()},
                      Projection{&k, buffers.key, config.kv_width()},
                      Projection{&v, buffers.value, config.kv_width()}});
-  const LayerStep step{compute, config, rope, buffers, kv, layer};
+  const LayerStep step{*this, compute, config, rope, buffers, kv, layer};
   const auto shared = schedule.shared();
   compute.pool->parallel_for(shared.size(), [&](std::size_t task, std::size_t) {
     step.write_kv(shared[task], 0, config.kv_heads);

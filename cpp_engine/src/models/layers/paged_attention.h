@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -58,8 +59,15 @@ struct PagedAttention {
   PackedMatrix k;       ///< [kv_width, hidden]
   PackedMatrix v;       ///< [kv_width, hidden]
   PackedMatrix output;  ///< [hidden, query_width]
+  // Empty unless the configuration asks for them.
+  std::span<const float> q_bias;  ///< [query_width]
+  std::span<const float> k_bias;  ///< [kv_width]
+  std::span<const float> v_bias;  ///< [kv_width]
+  std::span<const float> q_norm;  ///< [head_dim]
+  std::span<const float> k_norm;  ///< [head_dim]
 
-  /// Registers `prefix`attn_{q,k,v,output}.weight; q and k are un-permuted if the source says so.
+  /// Registers `prefix`attn_{q,k,v,output}.weight, and as the configuration says
+  /// attn_{q,k,v}.bias and attn_{q,k}_norm.weight; q and k are un-permuted if the source says so.
   void load(WeightLoader& loader, const std::string& prefix, const DecoderConfig& config,
             bool pairs_interleaved);
 
