@@ -127,7 +127,16 @@ def test_a_tensor_that_the_model_would_ignore(tmp_path):
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        (TinyLlama(rope_scaling="yarn"), native.Unsupported, "rope.scaling.type.*yarn.*linear"),
+        (
+            TinyLlama(rope_scaling="longrope"),
+            native.Unsupported,
+            "rope.scaling.type.*longrope.*yarn",
+        ),
+        (
+            TinyLlama(rope_scaling="yarn"),
+            native.ModelFileError,
+            "original_context_length is missing",
+        ),
         (TinyLlama(extra={"expert_count": 8}), native.Unsupported, "expert_count: got 8"),
         (TinyLlama(extra={"attention.sliding_window": 64}), native.Unsupported, "sliding_window"),
         (TinyLlama(extra={"attention.value_length": 32}), native.Unsupported, "value_length"),
