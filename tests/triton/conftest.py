@@ -51,3 +51,20 @@ def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServ
     )
     with TritonServer(options) as running:
         yield running
+
+
+@pytest.fixture
+def fresh_server(tmp_path: Path) -> Iterator[TritonServer]:
+    """As ``fake_server``, for one test: its series begin where its engine's statistics do.
+
+    (Triton keeps counting where a model that was reloaded had stopped.)
+    """
+    options = ServerOptions(
+        "fake",
+        ports=FREE_PORTS,
+        log_file=tmp_path / "server.log",
+        stop_timeout=5,
+        environment={"POCKETLLM_FAKE_OPTIONS": '{"delay_seconds": 0.01}'},
+    )
+    with TritonServer(options) as running:
+        yield running

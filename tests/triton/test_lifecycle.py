@@ -308,14 +308,6 @@ def _states(client: grpc.InferenceServerClient, header: dict[str, str]) -> set[s
     return {model.state for model in index.models}
 
 
-@pytest.fixture
-def fresh_server(tmp_path: Path) -> Iterator[TritonServer]:
-    """It has served nothing but its launcher's probe: its series begin where its engine does."""
-    options = ServerOptions("fake", ports=Ports(0, 0, 0), log_file=tmp_path / "server.log")
-    with TritonServer(options) as running:
-        yield running
-
-
 def test_metrics(fresh_server: TritonServer) -> None:
     """M3: every series exists, counters grow by what was served (within a second or so)."""
 

@@ -169,12 +169,12 @@ def logged_requests(server: TritonServer) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("count", [250, pytest.param(1000, marks=pytest.mark.slow)])
-def test_counters_agree_with_the_clients_ledger(fake_server: TritonServer, count: int) -> None:
+def test_counters_agree_with_the_clients_ledger(fresh_server: TritonServer, count: int) -> None:
     """M3: counts agree exactly, over requests that end in every way."""
 
     def settled() -> bool:
-        state = control(fake_server.http_url, {"stats": True})
-        now = scrape(fake_server.metrics_url)
+        state = control(fresh_server.http_url, {"stats": True})
+        now = scrape(fresh_server.metrics_url)
         counted = sum(v for k, v in now.items() if k.startswith("pocket_requests_total"))
         counted_tokens = now['pocket_tokens_total{type="generated"}']
         return (
@@ -185,10 +185,10 @@ def test_counters_agree_with_the_clients_ledger(fake_server: TritonServer, count
         )
 
     wait_for(settled, 60, "an idle server")
-    before = scrape(fake_server.metrics_url)
+    before = scrape(fresh_server.metrics_url)
     draw = random.Random(count)
     kinds = [*KINDS, *draw.choices(KINDS, WEIGHTS, k=count - len(KINDS))]
-    client = Client(fake_server)
+    client = Client(fresh_server)
     with ThreadPoolExecutor(16) as pool:
         entries = list(
             pool.map(
@@ -197,9 +197,9 @@ def test_counters_agree_with_the_clients_ledger(fake_server: TritonServer, count
             )
         )
     wait_for(settled, 60, "an idle server")
-    after = scrape(fake_server.metrics_url)
+    after = scrape(fresh_server.metrics_url)
     grown = {key: round(after[key] - before[key], 6) for key in after if key in before}
-    log = logged_requests(fake_server)
+    log = logged_requests(fresh_server)
     admitted = [e for e in entries if not e.outcome.startswith("refused")]
     lines = {e.request_id: log[e.request_id] for e in admitted}
 
