@@ -70,7 +70,7 @@ def test_prometheus_sees_what_was_served(
 
     wait_for(same, 60, "Prometheus to have the server's last values")
     answered = 'pocketllm_gateway_requests_total{endpoint="/v1/completions", status="200"}'
-    assert prometheus.value(answered) == 3
+    wait_for(lambda: prometheus.value(answered) == 3, what="the gateway's requests")
 
     # Both kinds of histogram answer quantiles, and the recording rules are evaluated.
     for expression in (
