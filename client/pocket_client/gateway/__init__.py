@@ -9,6 +9,9 @@ It is a client of Triton over gRPC, so models are never loaded twice. A request 
     generation.py   runs the choices, watches for the client's disconnect, sends JSON or events
     render.py       the objects and chunks that go back
     responses*.py   the same for /v1/responses: fields, objects and events
+    upstreams.py    the servers as one client: retries, health; uses affinity.py (which server),
+                    breaker.py (which not), discovery.py (where they are)
+    fair_queue.py   who runs next; rate_limit.py: who may send at all
     errors.py       every failure as OpenAI's error object
 
 Needs the ``gateway`` extra. Imports of this package's modules may use the library beside it; the

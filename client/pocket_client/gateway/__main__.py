@@ -64,7 +64,13 @@ def _parser() -> argparse.ArgumentParser:
         f"{SECRET_VARIABLE} is what cache salts derive from, for several gateways that share one.",
     )
     default = GatewaySettings()
-    parser.add_argument("--upstream", default=default.upstream, help="Triton's gRPC host:port")
+    parser.add_argument(
+        "--upstream",
+        default=default.upstream,
+        metavar="ADDRESS[,...]",
+        help="Triton's gRPC "
+        "host:port; several by commas; dns://NAME:PORT for every address of a name",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=9000)
     parser.add_argument("--model-name", default=default.model_name, help="id in /v1/models")
@@ -78,6 +84,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-in-flight-per-tenant", type=int, default=default.max_in_flight_per_tenant
     )
+    parser.add_argument(
+        "--max-waiting",
+        type=int,
+        default=default.max_waiting,
+        help="requests beyond --max-in-flight that wait, fairly by tenant (0)",
+    )
+    parser.add_argument(
+        "--max-waiting-per-tenant", type=int, default=default.max_waiting_per_tenant
+    )
+    parser.add_argument("--max-wait-seconds", type=float, default=default.max_wait_seconds)
+    parser.add_argument("--requests-per-minute", type=int, help="generation requests of one tenant")
     parser.add_argument(
         "--cors-origin", action="append", default=[], help="allow this web origin (repeatable)"
     )
@@ -112,6 +129,10 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Ga
         max_choices=options.max_choices,
         max_in_flight=options.max_in_flight,
         max_in_flight_per_tenant=options.max_in_flight_per_tenant,
+        max_waiting=options.max_waiting,
+        max_waiting_per_tenant=options.max_waiting_per_tenant,
+        max_wait_seconds=options.max_wait_seconds,
+        requests_per_minute=options.requests_per_minute,
         cors_origins=tuple(options.cors_origin),
         allowed_hosts=tuple(name.lower() for name in options.allowed_host),
     )

@@ -66,8 +66,8 @@ def overloaded(message: str) -> ApiError:
     return ApiError(503, message, code="overloaded", headers=headers)
 
 
-def too_many(message: str) -> ApiError:
-    headers = {"retry-after": str(RETRY_AFTER_SECONDS)}
+def too_many(message: str, retry_after: int = RETRY_AFTER_SECONDS) -> ApiError:
+    headers = {"retry-after": str(retry_after)}
     return ApiError(
         429, message, code="rate_limit_exceeded", kind="rate_limit_error", headers=headers
     )

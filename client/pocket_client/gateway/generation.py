@@ -13,21 +13,22 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pocket_client.aio import AsyncStream
 from pocket_client.errors import PocketClientError, RequestCancelledError
 from pocket_client.gateway.auth import Tenant
 from pocket_client.gateway.errors import ApiError, from_upstream
+from pocket_client.gateway.fair_queue import Turn
 from pocket_client.gateway.merging import merge
 from pocket_client.gateway.registry import Running
 from pocket_client.gateway.render import EventWriter, answer, event
 from pocket_client.gateway.service import Service
 from pocket_client.gateway.translate import Generation
+from pocket_client.gateway.upstreams import RoutedStream
 from pocket_client.results import Chunk, Completion, Usage
 
 _log = logging.getLogger("pocket_client.gateway")
@@ -58,6 +59,8 @@ class GenerationResponse(Response):
         """Whether the headers of a stream were sent."""
         self._place: Running | None = None
         """What this generation occupies, while it does."""
+        self._turn: Turn | None = None
+        """Its place among those that run upstream."""
 
     def whole(self, completions: Sequence[Completion]) -> bytes:
         """The body of an answer that does not stream."""
@@ -74,6 +77,7 @@ class GenerationResponse(Response):
         state = scope["state"]
         ids = (self._generation.id, state["request_id"])
         try:
+            self._service.rate_limiter.check(self._tenant.name)
             with self._service.registry.entered(self._tenant, ids) as running:
                 self._place = running
                 self._service.metrics.in_flight.inc()
@@ -92,6 +96,8 @@ class GenerationResponse(Response):
 
     def _leave_place(self) -> None:
         """Idempotent."""
+        if self._turn is not None:
+            self._turn.leave()
         if self._place is not None:
             self._place.leave()
             self._place = None
@@ -100,7 +106,7 @@ class GenerationResponse(Response):
     async def _race(self, receive: Receive, send: Send, cancel: asyncio.Event) -> str:
         """``done``, ``gone`` (the client left, or reads no more) or ``cancelled``; nothing runs any
         more on return."""
-        run = self._stream(send) if self._generation.stream else self._answer(send)
+        run = self._stream if self._generation.stream else self._answer
         work = asyncio.create_task(self._guarded(run, send))
         gone = asyncio.create_task(_disconnected(receive))
         cancelled = asyncio.create_task(cancel.wait())
@@ -116,10 +122,15 @@ class GenerationResponse(Response):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _guarded(self, run: Coroutine[None, None, None], send: Send) -> None:
-        """Whatever fails, the client gets an error and the end of its answer."""
+    async def _guarded(self, run: Callable[[Send], Awaitable[None]], send: Send) -> None:
+        """Wait for a turn and take it. Whatever fails, the client gets an error and the end of its
+        answer."""
         try:
-            await run
+            self._turn = await self._service.admission.turn(self._tenant.name)
+            await run(send)
+        except ApiError as error:
+            self._leave_place()
+            await send_error(send, error)
         except PocketClientError as error:
             await self._fail(send, error)
         except OSError:  # the client went away between two events
@@ -177,7 +188,7 @@ class GenerationResponse(Response):
         self._leave_place()
         await _send_body(send, writer.end(), more=False)
 
-    def _open(self) -> list[AsyncStream]:
+    def _open(self) -> list[RoutedStream]:
         timeout = self._service.settings.request_timeout
         return [
             self._service.client.send(request, timeout=timeout)

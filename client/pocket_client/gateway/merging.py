@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from pocket_client.aio import AsyncStream
+from pocket_client.gateway.upstreams import ChunkSource
 from pocket_client.results import Chunk
 
 _QUEUED = 64
 """Chunks that may wait for a slow client; then gRPC's flow control holds the server back."""
 
 
-async def merge(streams: Sequence[AsyncStream]) -> AsyncGenerator[tuple[int, Chunk], None]:
+async def merge(streams: Sequence[ChunkSource]) -> AsyncGenerator[tuple[int, Chunk], None]:
     """(index of the stream, chunk) in order of arrival.
 
     The first error ends all. However the iteration ends, every stream is closed, and so cancelled
@@ -44,7 +44,7 @@ async def merge(streams: Sequence[AsyncStream]) -> AsyncGenerator[tuple[int, Chu
 
 
 async def _pump(
-    index: int, stream: AsyncStream, queue: asyncio.Queue[tuple[int, Chunk | Exception | None]]
+    index: int, stream: ChunkSource, queue: asyncio.Queue[tuple[int, Chunk | Exception | None]]
 ) -> None:
     try:
         async for chunk in stream:

@@ -65,6 +65,24 @@ class Metrics:
             for status in _STATUSES:
                 self.requests.labels(endpoint, status)
 
+        self.upstream_requests = Counter(
+            "pocketllm_gateway_upstream_requests",
+            "Attempts by model server and outcome (answered, left, or the error's name).",
+            ("upstream", "outcome"),
+            registry=self.registry,
+        )
+        self.upstream_healthy = Gauge(
+            "pocketllm_gateway_upstream_healthy",
+            "1 if the last health check of a model server succeeded (several servers only).",
+            ("upstream",),
+            registry=self.registry,
+        )
+        self.waiting = Gauge(
+            "pocketllm_gateway_generations_waiting",
+            "Generation requests that wait in the gateway for a place (--max-waiting).",
+            registry=self.registry,
+        )
+
     def text(self) -> bytes:
         """Prometheus's text format."""
         return generate_latest(self.registry)

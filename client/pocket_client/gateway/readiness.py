@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from pocket_client.aio import AsyncClient
 from pocket_client.errors import OverloadedError, PocketClientError
+from pocket_client.gateway.upstreams import UpstreamPool
 
 
 class Readiness:
     """Probes at most once per ``cache_seconds``, and not at all while real answers arrive."""
 
-    def __init__(self, client: AsyncClient, cache_seconds: float, timeout: float) -> None:
+    def __init__(self, client: UpstreamPool, cache_seconds: float, timeout: float) -> None:
         self._client = client
         self._cache_seconds = cache_seconds
         self._timeout = timeout

@@ -98,6 +98,7 @@ class ResponseEvents:
         self._started = False
         self._texts: list[str] = []
         self._usage = Usage()
+        self._status = ""
 
     def chunk(self, _index: int, chunk: Chunk) -> bytes:
         """The events of one chunk; the first ones come before it, the last ones after it."""
@@ -107,12 +108,14 @@ class ResponseEvents:
             self._texts.append(chunk.text)
             parts.append(self._text_event("delta", delta=chunk.text))
         if chunk.finish_reason is not None:
-            parts += self._closing(status_of(chunk.finish_reason))
+            self._status = status_of(chunk.finish_reason)
+            parts += self._closing()
         return b"".join(parts)
 
     def end(self) -> bytes:
-        """Nothing: the last event says that it is the last one."""
-        return b""
+        """The last event, after which clients leave."""
+        status = self._status
+        return self._event(f"response.{status}", response=self._response(status, usage=self._usage))
 
     def error(self, problem: ApiError) -> bytes:
         """How a stream that has begun ends when it fails."""
@@ -133,14 +136,13 @@ class ResponseEvents:
             self._part_event("added", text_part("")),
         ]
 
-    def _closing(self, status: str) -> list[bytes]:
+    def _closing(self) -> list[bytes]:
         text = "".join(self._texts)
-        item = message_item(self._name, text, status)
+        item = message_item(self._name, text, self._status)
         return [
             self._text_event("done", text=text),
             self._part_event("done", text_part(text)),
             self._event("response.output_item.done", output_index=0, item=item),
-            self._event(f"response.{status}", response=self._response(status, usage=self._usage)),
         ]
 
     def _response(

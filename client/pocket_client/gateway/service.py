@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 
-from pocket_client.aio import AsyncClient
+from pocket_client.gateway.discovery import parse_upstreams
+from pocket_client.gateway.fair_queue import Admission
 from pocket_client.gateway.metrics import Metrics
+from pocket_client.gateway.rate_limit import RateLimiter
 from pocket_client.gateway.readiness import Readiness
 from pocket_client.gateway.registry import Registry
 from pocket_client.gateway.settings import GatewaySettings
+from pocket_client.gateway.upstreams import UpstreamPool
 
 
 class Service:
@@ -17,12 +20,26 @@ class Service:
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
         self.created = int(time.time())
-        self.client = AsyncClient(settings.upstream)
         self.metrics = Metrics()
-        self.registry = Registry(settings.max_in_flight, settings.max_in_flight_per_tenant)
+        self.client = UpstreamPool(parse_upstreams(settings.upstream), self.metrics)
+        self.registry = Registry(
+            settings.max_in_flight + settings.max_waiting, settings.max_in_flight_per_tenant
+        )
+        self.rate_limiter = RateLimiter(settings.requests_per_minute)
+        self.admission = Admission(
+            settings.max_in_flight,
+            settings.max_waiting,
+            settings.max_waiting_per_tenant,
+            settings.max_wait_seconds,
+        )
+        self.metrics.waiting.set_function(lambda: self.admission.waiting)
         self.readiness = Readiness(
             self.client, settings.ready_cache_seconds, settings.ready_timeout
         )
+
+    async def start(self) -> None:
+        """On the event loop that will serve."""
+        await self.client.start()
 
     async def aclose(self) -> None:
         await self.client.aclose()

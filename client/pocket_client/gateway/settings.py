@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pocket_client.gateway.auth import ApiKeys
+from pocket_client.gateway.discovery import parse_upstreams
 from pocket_client.options import ENSEMBLE
-from pocket_client.transport import parse_address
 
 MAX_CHOICES = 128
 
@@ -16,7 +16,8 @@ class GatewaySettings:
     """Validated on construction; raises ValueError naming the field and the remedy."""
 
     upstream: str = "127.0.0.1:8001"
-    """The Triton server: ``host:port`` of its gRPC endpoint, or a URL as ``Client`` takes it."""
+    """The Triton servers, separated by commas: ``host:port`` of a gRPC endpoint, a URL as
+    ``Client`` takes it, or ``dns://name:port`` for every address of a name."""
     api_keys: ApiKeys = ApiKeys()  # noqa: RUF009  (frozen)
     """Empty: everybody may use everything, as one tenant."""
     model_name: str = ENSEMBLE
@@ -27,7 +28,16 @@ class GatewaySettings:
     max_choices: int = 16
     """Prompts of a list times ``n``, of one request."""
     max_in_flight: int = 256
-    """Generation requests at a time; beyond that 503 with Retry-After."""
+    """Generation requests at a time; beyond that they wait, or get 503 with Retry-After."""
+    max_waiting: int = 0
+    """Generation requests that may wait for a place. A free place goes to the tenant with the
+    fewest running requests."""
+    max_waiting_per_tenant: int = 100_000
+    """Of these, of one tenant; beyond that 429 with Retry-After."""
+    max_wait_seconds: float = 30.0
+    """How long one may wait; then 503 with Retry-After."""
+    requests_per_minute: int | None = None
+    """Generation requests of one tenant in a minute, ten seconds' worth at once; then 429."""
     max_in_flight_per_tenant: int = 100_000
     """Of one API key's tenant; beyond that 429 with Retry-After."""
     body_seconds: float = 30.0
@@ -40,8 +50,8 @@ class GatewaySettings:
     could otherwise reach this server by pointing its own name at it."""
 
     def __post_init__(self) -> None:
-        parse_address(self.upstream)
-        for name in ("request_timeout", "body_seconds", "ready_timeout"):
+        parse_upstreams(self.upstream)
+        for name in ("request_timeout", "body_seconds", "ready_timeout", "max_wait_seconds"):
             if not 0 < getattr(self, name) <= 86_400:
                 raise ValueError(
                     f"{name}: got {getattr(self, name)}; must be above 0, at most 86400"
@@ -54,6 +64,14 @@ class GatewaySettings:
         ):
             if not 1 <= getattr(self, name) <= high:
                 raise ValueError(f"{name}: got {getattr(self, name)}; must be from 1 to {high}")
+        for name, low in (
+            ("max_waiting", 0),
+            ("max_waiting_per_tenant", 1),
+            ("requests_per_minute", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= 100_000:
+                raise ValueError(f"{name}: got {value}; must be from {low} to 100000")
         if self.ready_cache_seconds < 0:
             raise ValueError(f"ready_cache_seconds: got {self.ready_cache_seconds}; at least 0")
         if not self.model_name:

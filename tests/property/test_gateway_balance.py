@@ -1,0 +1,257 @@
+"""Affinity, circuit breaker, fair queue and rate limit: the pure parts, driven by Hypothesis."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pocket_client.gateway import affinity
+from pocket_client.gateway.breaker import (
+    FAILURES,
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    CircuitBreaker,
+)
+from pocket_client.gateway.errors import ApiError
+from pocket_client.gateway.fair_queue import FairQueue
+from pocket_client.gateway.rate_limit import RateLimiter, TokenBucket
+from pocket_client.options import chat_request, text_request
+
+SERVERS = [f"10.0.0.{i}:8001" for i in range(8)]
+servers = st.lists(st.sampled_from(SERVERS), min_size=1, unique=True)
+keys = st.binary(min_size=16, max_size=16)
+
+
+# --- affinity -------------------------------------------------------------------------------------
+
+
+@given(keys, servers, st.data())
+def test_the_choice_does_not_depend_on_order_and_survives_losses(
+    key: bytes, names: list[str], data: st.DataObject
+) -> None:
+    idle = dict.fromkeys(names, 0)
+    best = affinity.choose(key, idle, names)
+    assert affinity.choose(key, idle, data.draw(st.permutations(names))) == best
+    others = [name for name in names if name != best]
+    if others:  # losing a server that was not chosen changes nothing
+        lost = data.draw(st.sampled_from(others))
+        left = [name for name in names if name != lost]
+        assert affinity.choose(key, dict.fromkeys(left, 0), left) == best
+
+
+@given(keys, servers, st.data())
+def test_no_server_exceeds_the_bound(key: bytes, names: list[str], data: st.DataObject) -> None:
+    loads = {name: data.draw(st.integers(0, 50)) for name in names}
+    chosen = affinity.choose(key, loads, names)
+    assert loads[chosen] < affinity.load_bound(sum(loads.values()), len(names))
+
+
+@given(st.lists(keys, min_size=1, max_size=200), servers)
+def test_one_popular_prefix_spreads_when_it_must(arrivals: list[bytes], names: list[str]) -> None:
+    """Nothing finishes: whatever the keys, loads stay within the factor of an even share."""
+    loads = dict.fromkeys(names, 0)
+    for key in arrivals:
+        loads[affinity.choose(key, loads, names)] += 1
+        even = sum(loads.values()) / len(names)
+        assert max(loads.values()) <= affinity.LOAD_FACTOR * even + 1
+
+
+def test_keys_spread_evenly_and_few_move() -> None:
+    def choices(names: list[str]) -> list[str]:
+        idle = dict.fromkeys(names, 0)
+        return [affinity.choose(i.to_bytes(16, "big"), idle, names) for i in range(4000)]
+
+    before, after = choices(SERVERS[:4]), choices(SERVERS[:5])
+    assert all(800 < count < 1200 for count in Counter(before).values())
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert set(moved) == {SERVERS[4]}
+    assert 600 < len(moved) < 1000
+
+
+def test_turns_of_a_conversation_agree_and_tenants_do_not() -> None:
+    system = {"role": "system", "content": "You answer questions about rivers. " * 8}
+    turns = [system, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+    def key(messages: list[dict[str, str]], salt: str = "a") -> bytes:
+        return affinity.prefix_key(chat_request(messages, {"cache_salt": salt}, stream=True))
+
+    assert key(turns[:2]) == key(turns) == key([system, {"role": "user", "content": "Other"}])
+    assert key(turns) != key(turns, salt="b")
+    short = [[{"role": "user", "content": text}] for text in ("one", "two")]
+    assert key(short[0]) != key(short[1])
+    ids = [affinity.prefix_key(text_request([*range(64), i], {}, stream=True)) for i in range(2)]
+    assert ids[0] == ids[1]
+    assert affinity.prefix_key(text_request("a\ud800", {}, stream=True))
+
+
+# --- circuit breaker ------------------------------------------------------------------------------
+
+
+def test_breaker_opens_pauses_tries_and_closes() -> None:
+    breaker = CircuitBreaker()
+    for _ in range(FAILURES):
+        assert breaker.allows(0.0)
+        breaker.failed(0.0)
+    assert not breaker.allows(0.0)
+    assert breaker.allows(FIRST_PAUSE_SECONDS)
+    breaker.sent(FIRST_PAUSE_SECONDS)
+    assert not breaker.allows(FIRST_PAUSE_SECONDS)  # one trial at a time
+    breaker.failed(FIRST_PAUSE_SECONDS)
+    assert not breaker.allows(FIRST_PAUSE_SECONDS + 1.5)  # the pause has doubled
+    assert breaker.allows(3 * FIRST_PAUSE_SECONDS)
+    breaker.sent(3.0)
+    breaker.gave_up()
+    assert breaker.allows(3.0)  # a trial whose client left says nothing
+    breaker.sent(3.0)
+    breaker.succeeded()
+    assert breaker.closed
+    assert breaker.allows(3.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("sfg"), st.floats(0, 40)), max_size=60))
+def test_breaker_never_pauses_longer_than_the_longest(steps: list[tuple[str, float]]) -> None:
+    breaker, now, in_a_row = CircuitBreaker(), 0.0, 0
+    for what, passed in steps:
+        now += passed
+        if not breaker.allows(now):
+            assert in_a_row >= FAILURES
+            assert breaker.allows(now + LONGEST_PAUSE_SECONDS)
+            continue
+        breaker.sent(now)
+        match what:
+            case "s":
+                breaker.succeeded()
+                in_a_row = 0
+                assert breaker.closed
+            case "f":
+                breaker.failed(now)
+                in_a_row += 1
+            case "g":
+                breaker.gave_up()
+        assert breaker.closed == (in_a_row < FAILURES)
+
+
+# --- fair queue -----------------------------------------------------------------------------------
+
+TENANTS = ("a", "b", "c")
+
+
+class FairQueueMachine(RuleBasedStateMachine):
+    """Against a plain model: who waits in which order, who runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = 3
+        self.queue: FairQueue[int] = FairQueue(self.places)
+        self.waiting: dict[str, deque[int]] = {name: deque() for name in TENANTS}
+        self.running: Counter[str] = Counter()
+        self.next = 0
+        self.owner: dict[int, str] = {}
+        self.passed_over: Counter[str] = Counter()
+
+    @rule(tenant=st.sampled_from(TENANTS))
+    def add(self, tenant: str) -> None:
+        self.next += 1
+        self.owner[self.next] = tenant
+        self.queue.add(tenant, self.next)
+        self.waiting[tenant].append(self.next)
+        self.start()
+
+    def start(self) -> None:
+        while (item := self.queue.start()) is not None:
+            tenant = self.owner[item]
+            assert self.waiting[tenant].popleft() == item  # in order within a tenant
+            candidates = [name for name in TENANTS if self.waiting[name] or name == tenant]
+            assert self.running[tenant] == min(self.running[name] for name in candidates)
+            self.running[tenant] += 1
+            for name in TENANTS:
+                waits = bool(self.waiting[name]) and name != tenant and not self.running[name]
+                self.passed_over[name] = self.passed_over[name] + 1 if waits else 0
+
+    @precondition(lambda self: self.running.total() > 0)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        tenant = data.draw(st.sampled_from(sorted(+self.running)))
+        self.running[tenant] -= 1
+        self.queue.finish(tenant)
+        self.start()
+
+    @precondition(lambda self: any(self.waiting.values()))
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        item = data.draw(st.sampled_from([i for items in self.waiting.values() for i in items]))
+        tenant = self.owner[item]
+        assert self.queue.withdraw(tenant, item)
+        assert not self.queue.withdraw(tenant, item)
+        self.waiting[tenant].remove(item)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.queue.running == self.running.total() <= self.places
+        assert self.queue.waiting == sum(map(len, self.waiting.values()))
+        for name in TENANTS:
+            assert self.queue.waiting_of(name) == len(self.waiting[name])
+
+    @invariant()
+    def no_place_is_free_while_somebody_waits(self) -> None:
+        assert self.queue.running == self.places or self.queue.waiting == 0
+
+    @invariant()
+    def nobody_starves(self) -> None:
+        """A tenant with nothing running lets every other one go first at most once."""
+        assert all(count < len(TENANTS) for count in self.passed_over.values())
+
+
+FairQueueMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+test_fair_queue = FairQueueMachine.TestCase
+
+
+def test_a_flood_does_not_delay_another_tenant() -> None:
+    queue: FairQueue[str] = FairQueue(2)
+    for i in range(100):
+        queue.add("flood", f"flood{i}")
+    assert [queue.start(), queue.start()] == ["flood0", "flood1"]
+    queue.add("other", "other0")
+    queue.finish("flood")
+    assert queue.start() == "other0"
+
+
+# --- rate limit -----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0, 5), max_size=80), st.floats(0.1, 20), st.integers(1, 10))
+def test_bucket_never_lets_more_pass_than_it_may(
+    gaps: list[float], rate: float, burst: int
+) -> None:
+    bucket, now = TokenBucket(rate, burst), 100.0
+    passed: list[float] = []
+    for gap in gaps:
+        now += gap
+        wait = bucket.take(now)
+        if wait == 0:
+            passed.append(now)
+        else:
+            assert TokenBucket(bucket.rate, bucket.burst, bucket._tokens, now).take(
+                now + wait + 1e-6
+            ) == pytest.approx(0, abs=1e-4)
+        for i, first in enumerate(passed):
+            assert len(passed) - i <= burst + (now - first) * rate + 1e-6
+
+
+def test_limiter_says_when_to_come_back() -> None:
+    now = 0.0
+    limiter = RateLimiter(60, clock=lambda: now)
+    for _ in range(10):
+        limiter.check("a")
+    with pytest.raises(ApiError) as refused:
+        limiter.check("a")
+    assert refused.value.status == 429
+    assert refused.value.headers == {"retry-after": "1"}
+    limiter.check("b")  # has a bucket of its own
+    now = 1.0
+    limiter.check("a")
+    RateLimiter(None).check("a")
