@@ -16,6 +16,7 @@
 | `serving` | starting a server from options, serving until a signal |
 | `demo` | what `make run` shows: one streamed answer, then examples |
 | `examples` | ready-to-paste commands for a running server |
+| `probe` | whether a running server can serve: for containers |
 | `doctor` | whether this machine can serve, and what to install |
 
 May import everything; nothing imports it.
