@@ -17,6 +17,8 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 32
+MAX_BAD_WORD_LENGTH = 128
 MAX_ALLOWED_TOKEN_IDS = 1 << 18
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -49,6 +51,8 @@ class SamplingParams:
     )
     bad_token_ids: tuple[int, ...] = ()
     """Ids that are never sampled."""
+    bad_words: tuple[str, ...] = ()
+    """Strings that the output's text never holds, however they would be tokenized."""
     allowed_token_ids: tuple[int, ...] | None = None
     """The only ids that may be sampled; None: all."""
     stop: tuple[str, ...] = ()
@@ -59,13 +63,17 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     """Number of alternatives to report per token (0: the chosen token only); None: off."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens. Such a request computes its whole prompt: it finds nothing
+    in the prefix cache and shares nothing through it."""
 
     def __post_init__(self) -> None:
-        stop = self.stop
-        if isinstance(stop, str):
-            object.__setattr__(self, "stop", (stop,))
-        elif isinstance(stop, list):
-            object.__setattr__(self, "stop", tuple(stop))
+        for name in ("stop", "bad_words"):
+            given = getattr(self, name)
+            if isinstance(given, str):
+                object.__setattr__(self, name, (given,))
+            elif isinstance(given, list):
+                object.__setattr__(self, name, tuple(given))
         for name in ("stop_token_ids", "bad_token_ids", "allowed_token_ids"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -92,19 +100,13 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError.of(name, getattr(self, name), "must be true or false")
         _check_int("n", self.n, 1, MAX_N)
-        if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
 
     def _check_lists(self) -> None:
-        if not isinstance(self.stop, tuple) or len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequestError.of(
-                "stop", self.stop, f"must be a list of at most {MAX_STOP_STRINGS} strings"
-            )
-        for text in self.stop:
-            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_LENGTH:
-                raise InvalidRequestError.of(
-                    "stop", text, f"each must be a string of 1 to {MAX_STOP_LENGTH} characters"
-                )
+        _check_strings("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_LENGTH)
+        _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH)
         _check_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         _check_ids("bad_token_ids", self.bad_token_ids, MAX_BAD_TOKEN_IDS)
         allowed = self.allowed_token_ids
@@ -142,6 +144,11 @@ class SamplingParams:
             or self.presence_penalty != 0.0
         )
 
+    @property
+    def needs_known_tokens(self) -> bool:
+        """Whether an executor has to know tokens beyond those that it computes."""
+        return self.prompt_logprobs is not None or self.has_penalties
+
     def required_features(self) -> frozenset[str]:
         """Executor features that these parameters need (``BackendExecutor.supports_feature``)."""
         needs = {
@@ -149,11 +156,23 @@ class SamplingParams:
             "min_tokens": self.min_tokens > 0,
             "penalties": self.has_penalties,
             "logit_bias": bool(self.logit_bias),
-            "token_masks": bool(self.bad_token_ids) or self.allowed_token_ids is not None,
+            "token_masks": bool(self.bad_token_ids or self.bad_words)
+            or self.allowed_token_ids is not None,
             "logprobs": self.logprobs is not None,
+            "prompt_logprobs": self.prompt_logprobs is not None,
             "n": self.n > 1,
         }
         return frozenset(name for name, needed in needs.items() if needed)
+
+
+def _check_strings(name: str, texts: object, limit: int, length: int) -> None:
+    if not isinstance(texts, tuple) or len(texts) > limit:
+        raise InvalidRequestError.of(name, texts, f"must be a list of at most {limit} strings")
+    for text in texts:
+        if not isinstance(text, str) or not 0 < len(text) <= length:
+            raise InvalidRequestError.of(
+                name, text, f"each must be a string of 1 to {length} characters"
+            )
 
 
 def _check_ids(name: str, ids: object, limit: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
@@ -96,6 +97,9 @@ class TokenEvent:
     """``bytes(context_ids + token_ids)[begin:end]`` are the bytes of ``text``."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """One per token of ``token_ids`` when the request asked for them."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    """One per prompt token, with the first event of choice 0, when the request asked for them; the
+    first token has none, since nothing precedes it."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the stream, if one did."""
@@ -120,3 +124,10 @@ class GenerationResult:
     logprobs: tuple[TokenLogprob, ...] = ()
     choice_index: int = 0
     metadata: Mapping[str, object] = field(default_factory=lambda: _EMPTY)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    """As ``TokenEvent.prompt_logprobs``; of choice 0."""
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Log probability of the whole output; None unless ``logprobs`` were asked for."""
+        return math.fsum(item.logprob for item in self.logprobs) if self.logprobs else None

@@ -56,6 +56,6 @@ def execute_request(sequence: ScheduledRequest, count: int, block_size: int) -> 
         sequence.seed,
         0,
         sequence.pending_copies,
-        tokens if is_new and params.has_penalties else None,
+        tokens if is_new and params.needs_known_tokens else None,
         sequence.stop_ids if is_new and params.min_tokens else NO_TOKENS_STOP,
     )

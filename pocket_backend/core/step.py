@@ -50,12 +50,19 @@ class ExecuteRequest:
     block_copies: tuple[tuple[int, int], ...] = ()
     """(from, to) blocks to copy before this step computes: copy on write of forked sequences."""
     known_tokens: Sequence[int] | None = None
-    """With ``is_new``, when the parameters hold penalties: prompt and output so far (the last
+    """With ``is_new``, when the parameters hold penalties or ask for log probabilities of the
+    prompt: prompt and output so far (the last
     ``output_index`` tokens). The scheduler's own int32 array, for the duration of the step: the
     executor copies what it keeps. Later tokens come as ``token_ids``."""
     ending_ids: frozenset[int] = frozenset()
     """With ``is_new``, when the parameters hold ``min_tokens``: ids that would end the sequence and
     may not be sampled while ``output_index < min_tokens``."""
+
+    never_ids: tuple[int, ...] = ()
+    """With ``is_new``: ids that may not be sampled as long as the sequence lives, beside those of
+    the parameters. The output stage's: core does not know texts."""
+    banned_ids: tuple[int, ...] = ()
+    """Ids that may not be sampled in this step; the output stage's as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,9 @@ class ExecuteOutput:
     """Set to ``"error"`` when only this request failed (its logits held a NaN, say)."""
     accepted_draft_tokens: tuple[int, ...] = ()
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """When the parameters ask for them: of the prompt's tokens at ``start_position + 1`` and on
+    that this step predicted, each given all tokens before it."""
 
 
 @dataclass(frozen=True, slots=True)

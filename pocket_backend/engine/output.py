@@ -6,7 +6,7 @@ Runs on the engine thread, once per token. Text follows the rule of docs/archite
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from pocket_backend.api import (
     TokenLogprob,
     Usage,
 )
+from pocket_backend.text.bad_words import BadWordFilter, BadWords
 from pocket_backend.text.output import OutputText
 
 if TYPE_CHECKING:
@@ -57,8 +58,21 @@ class RequestTimes:
 class RequestOutput:
     """Output state of one choice of a request. Engine thread only, once made."""
 
-    __slots__ = ("_logprobs", "_text", "cached_tokens", "choice_index", "finished", "num_tokens",
-                 "params", "prompt_tokens", "request_id", "times")  # fmt: skip
+    __slots__ = (
+        "_logprobs",
+        "_prompt_ids",
+        "_prompt_logprobs",
+        "_text",
+        "bad_words",
+        "cached_tokens",
+        "choice_index",
+        "finished",
+        "num_tokens",
+        "params",
+        "prompt_tokens",
+        "request_id",
+        "times",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -66,6 +80,7 @@ class RequestOutput:
         arrival: float,
         token_bytes: TokenBytes | None,
         choice_index: int = 0,
+        bad_words: BadWords | None = None,
     ) -> None:
         params: SamplingParams = request.sampling_params
         self.request_id = request.request_id
@@ -78,6 +93,24 @@ class RequestOutput:
         self.times = RequestTimes(arrival)
         self._text = None if token_bytes is None else OutputText.for_params(token_bytes, params)
         self._logprobs: list[TokenLogprob] = []
+        self.bad_words = None if bad_words is None else BadWordFilter(bad_words)
+        """What may not come next; None: anything may."""
+        # By position; None also means not computed yet. Dropped once reported.
+        self._prompt_ids = request.prompt_tokens
+        self._prompt_logprobs: list[TokenLogprob | None] | None = None
+        if params.prompt_logprobs is not None and choice_index == 0:
+            self._prompt_logprobs = [None] * self.prompt_tokens
+
+    def push_prompt(self, first: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take log probabilities of the prompt's tokens at positions ``first`` and on.
+
+        A step that is repeated brings the same ones again.
+        """
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs[first : first + len(logprobs)] = [
+                _token_logprob(token, item)
+                for token, item in zip(self._prompt_ids[first:], logprobs, strict=False)
+            ]
 
     def push(
         self, token_id: int, now: float, logprobs: TokenLogprobs | None = None
@@ -91,14 +124,16 @@ class RequestOutput:
         if times.first_token is None:
             times.first_token = now
         times.last_token = now
+        if self.bad_words is not None:
+            self.bad_words.push(token_id)
         if self.params.logprobs is not None and logprobs is not None:
-            top: Mapping[int, float] = logprobs.top or {}
-            self._logprobs.append(TokenLogprob(token_id, logprobs.token_logprob, top))
+            self._logprobs.append(_token_logprob(token_id, logprobs))
         if self._text is None:
             return TokenEvent(
                 self.request_id,
                 (token_id,),
                 logprobs=self._take_logprobs(1),
+                prompt_logprobs=self._take_prompt_logprobs(),
                 choice_index=self.choice_index,
             )
         chunk = self._text.push(token_id)
@@ -126,7 +161,12 @@ class RequestOutput:
         self.finished = True
         self.times.finished = now
         if self._text is None:
-            tail = TokenEvent(self.request_id, (), choice_index=self.choice_index)
+            tail = TokenEvent(
+                self.request_id,
+                (),
+                prompt_logprobs=self._take_prompt_logprobs(),
+                choice_index=self.choice_index,
+            )
         else:
             tail = self._event(self._text.finish())
         return replace(
@@ -165,6 +205,7 @@ class RequestOutput:
             context_ids=chunk.context_ids,
             text_range=chunk.text_range,
             logprobs=self._take_logprobs(len(chunk.token_ids)),
+            prompt_logprobs=self._take_prompt_logprobs(),
             choice_index=self.choice_index,
         )
 
@@ -174,6 +215,16 @@ class RequestOutput:
         taken = tuple(self._logprobs[:count])
         del self._logprobs[:count]
         return taken
+
+    def _take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
+        if self._prompt_logprobs is None:
+            return ()
+        taken, self._prompt_logprobs = tuple(self._prompt_logprobs), None
+        return taken
+
+
+def _token_logprob(token_id: int, logprobs: TokenLogprobs) -> TokenLogprob:
+    return TokenLogprob(token_id, logprobs.token_logprob, logprobs.top or {})
 
 
 def merge_events(first: TokenEvent, second: TokenEvent) -> TokenEvent:
@@ -186,5 +237,6 @@ def merge_events(first: TokenEvent, second: TokenEvent) -> TokenEvent:
         context_ids=first.context_ids,
         text_range=(begin, end + second.text_range[1] - second.text_range[0]),
         logprobs=first.logprobs + second.logprobs,
+        prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
         choice_index=first.choice_index,
     )

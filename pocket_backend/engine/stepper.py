@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,12 @@ from pocket_backend.engine.output import RequestOutput, merge_events
 from pocket_backend.engine.stats import EngineCounters, EngineStats, make_stats
 from pocket_backend.observability import names
 from pocket_backend.observability.logging import get_logger, log_event, prompts_are_logged
+from pocket_backend.text.bad_words import BadWords
 
 if TYPE_CHECKING:
     from pocket_backend.api import FinishReason, GenerationRequest, TokenEvent
     from pocket_backend.core import ScheduledRequest, SequenceUpdate, StepPlan
+    from pocket_backend.core.step import ExecuteOutput
     from pocket_backend.engine.streams import EventSink
     from pocket_backend.executors.base import BackendExecutor
     from pocket_backend.text.token_bytes import TokenBytes
@@ -110,6 +112,8 @@ class EngineStepper:
         self._failure_limit = failure_limit
         self._failures_in_a_row = 0
         self._entries: dict[str, RequestEntry] = {}
+        self._with_bad_words = 0
+        """Open requests whose output is filtered."""
         self._report = _NOTHING
         self._events = 0
         """Delivered since the last report."""
@@ -168,13 +172,25 @@ class EngineStepper:
         """Prepare a validated request that arrives now. Any thread.
 
         Raises:
-            InvalidRequestError: a stop string that is not Unicode text.
+            InvalidRequestError: a stop string or bad word that is not Unicode text.
         """
         arrival = self._clock()
+        params, bad_words = request.sampling_params, None
+        if params.bad_words and self._token_bytes is not None:
+            bad_words = BadWords(
+                params.bad_words,
+                self._token_bytes,
+                skip_special_tokens=params.skip_special_tokens,
+            )
         outputs = [
-            RequestOutput(request, arrival, self._token_bytes, choice)
-            for choice in range(request.sampling_params.n)
+            RequestOutput(request, arrival, self._token_bytes, choice, bad_words)
+            for choice in range(params.n)
         ]
+        if params.prompt_logprobs is not None:
+            # Every prompt token has to be computed: a namespace of its own finds nothing cached.
+            # What it does find after a preemption, it has reported.
+            salt = f"prompt-logprobs:{secrets.token_hex(16)}"
+            request = replace(request, cache_salt=salt)
         return RequestEntry(request, sink, outputs)
 
     # --- commands -----------------------------------------------------------------------------
@@ -185,6 +201,7 @@ class EngineStepper:
             return
         self._unchecked = True
         self._entries[entry.request.request_id] = entry
+        self._with_bad_words += entry.outputs[0].bad_words is not None
         try:
             entry.sequence = self.scheduler.add_request(
                 entry.request, now=entry.outputs[0].times.arrival
@@ -218,6 +235,8 @@ class EngineStepper:
             self._apply(update, self._clock())
         if not plan.requests:
             return True
+        if self._with_bad_words:
+            self._ban_words(plan)
         started = self._clock()
         failure: Exception | None = None
         updates: tuple[SequenceUpdate, ...] = ()
@@ -233,6 +252,7 @@ class EngineStepper:
         if failure is None:
             try:
                 updates = self.scheduler.update(plan, outputs, now)
+                self._take_prompt_logprobs(plan, outputs)
             except EngineError as error:  # outputs that do not belong to the plan
                 failure = error
         if failure is None:
@@ -334,6 +354,26 @@ class EngineStepper:
             raise FatalEngineError(
                 f"{self._failures_in_a_row} steps failed in a row, the last with: {failure}"
             ) from failure
+
+    def _ban_words(self, plan: StepPlan) -> None:
+        """Tell the executor which tokens would complete a bad word in this step."""
+        for request, sequence in zip(plan.requests, plan.sequences, strict=True):
+            entry = self._entries.get(sequence.request_id)
+            words = entry.outputs[sequence.choice_index].bad_words if entry is not None else None
+            if words is None:
+                continue
+            if request.is_new:
+                request.never_ids = words.always
+            if request.samples:
+                request.banned_ids = words.banned()
+
+    def _take_prompt_logprobs(self, plan: StepPlan, outputs: Sequence[ExecuteOutput]) -> None:
+        for asked, sequence, output in zip(plan.requests, plan.sequences, outputs, strict=True):
+            if output.prompt_logprobs:
+                entry = self._entries.get(sequence.request_id)
+                if entry is not None:
+                    kept = entry.outputs[sequence.choice_index]
+                    kept.push_prompt(asked.start_position + 1, output.prompt_logprobs)
 
     def _apply(self, update: SequenceUpdate, now: float) -> None:
         """Output stage of one sequence. A failure here fails its request only."""
@@ -462,7 +502,8 @@ class EngineStepper:
     def _close_entry(self, entry: RequestEntry, event: TokenEvent) -> None:
         """Account for a request whose last event is about to go out, and log its one line."""
         request = entry.request
-        self._entries.pop(request.request_id, None)
+        if self._entries.pop(request.request_id, None) is not None:
+            self._with_bad_words -= entry.outputs[0].bad_words is not None
         reason = event.finish_reason or "error"
         self.counters.requests[reason] += 1
         self.on_finish(entry)

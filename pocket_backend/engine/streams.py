@@ -104,6 +104,7 @@ class ResultCollector:
         choice.token_ids.extend(event.token_ids)
         choice.texts.append(event.text)
         choice.logprobs.extend(event.logprobs)
+        choice.prompt_logprobs += event.prompt_logprobs
         if event.finish_reason is not None:
             choice.last = event
         if event.last:
@@ -132,6 +133,7 @@ class _Choice:
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     last: TokenEvent | None = None
 
     def result(self) -> GenerationResult:
@@ -152,4 +154,5 @@ class _Choice:
             stop_reason=last.stop_reason,
             logprobs=tuple(self.logprobs),
             choice_index=last.choice_index,
+            prompt_logprobs=self.prompt_logprobs,
         )

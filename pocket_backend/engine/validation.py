@@ -121,6 +121,12 @@ def _check_features(params: SamplingParams, limits: RequestLimits) -> None:
         raise UnsupportedFeatureError(
             "stop", "stop strings need an engine with a tokenizer; use stop_token_ids", field="stop"
         )
+    if params.bad_words and not limits.has_tokenizer:
+        raise UnsupportedFeatureError(
+            "bad_words",
+            "words need an engine with a tokenizer; use bad_token_ids",
+            field="bad_words",
+        )
     for name in ("stop_token_ids", "logit_bias", "bad_token_ids", "allowed_token_ids"):
         for token in getattr(params, name) or ():
             if token >= limits.vocab_size:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,10 @@ from pocket_backend.api import (
     PocketLLMError,
 )
 from pocket_backend.api.errors import short_repr
-from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo, TokenLogprobs
+from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
 from pocket_backend.executors.base import BackendExecutor
 from pocket_backend.executors.cpp_options import BLOCK_SIZE, CppEngineOptions, available_memory
+from pocket_backend.executors.cpp_prompt_logprobs import PromptScorer, read_logprobs
 from pocket_backend.executors.cpp_sampling import SlotEdits
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ _FEATURES = frozenset(
         "logit_bias",
         "token_masks",
         "logprobs",
+        "prompt_logprobs",
     }
 )
 _NO_BLOCK = -1
@@ -114,6 +117,7 @@ class CppEngineBackend(BackendExecutor):
         self._edits = SlotEdits(
             native, options.max_batch_size, self.model_info["vocab"], self._memory.vocab_size
         )
+        self._scorer = PromptScorer(self._memory.vocab_size)
         self._step = _StepArrays(options.max_batch_size, options.max_batch_tokens, context)
 
     @classmethod
@@ -148,6 +152,7 @@ class CppEngineBackend(BackendExecutor):
             raise EngineError(f"slot_id: got {slot_id}; must be below {len(self._owners)}")
         self._set_table(slot_id, None, ())
         self._edits.drop(slot_id)
+        self._scorer.drop(slot_id)
 
     def close(self) -> None:
         self._engine.close()
@@ -168,6 +173,7 @@ class CppEngineBackend(BackendExecutor):
             if request.is_new:
                 self._set_table(request.slot_id, request.request_id, request.block_ids)
                 edits.start(request)
+                self._scorer.start(request)
                 continue
             if self._owners[request.slot_id] != request.request_id:
                 raise EngineError(
@@ -177,17 +183,20 @@ class CppEngineBackend(BackendExecutor):
                 self._append_blocks(request.slot_id, request.block_ids)
             edits.advance(request)
         sampled = [request for request in requests if request.samples]
-        arrays = self._step.fill(requests, sampled)
+        arguments: dict[str, Any] = {**self._step.fill(requests, sampled), **edits.rows(sampled)}
+        scored = self._scorer.add_rows(requests, len(sampled), arguments)
         try:
             tokens, *logprobs = self._engine.step(
-                block_tables=self._tables,
-                sample_vocab=self._memory.vocab_size,
-                **edits.rows(sampled),
-                **arrays,
+                block_tables=self._tables, sample_vocab=self._memory.vocab_size, **arguments
             )
         except self._native.EngineError as error:
             raise EngineError(f"step of {len(requests)} sequences: {error}") from error
-        return _outputs(requests, tokens.tolist(), logprobs if "top_logprobs" in arrays else [])
+        outputs = _outputs(requests, tokens.tolist(), logprobs)
+        for index, row, count in scored:
+            top = requests[index].sampling_params.prompt_logprobs or 0
+            found = tuple([read_logprobs(logprobs, i, top) for i in range(row, row + count)])
+            outputs[index] = replace(outputs[index], prompt_logprobs=found)
+        return outputs
 
     def _check_step(self, requests: Sequence[ExecuteRequest]) -> None:
         """What the arrays rely on; the engine checks everything else before it computes."""
@@ -350,7 +359,7 @@ def _outputs(
     tokens: Sequence[int],
     logprobs: Sequence[np.ndarray[Any, Any]],
 ) -> list[ExecuteOutput]:
-    """``logprobs``: [R], ids [R, 20] and their values, or nothing if no row asked."""
+    """``logprobs``: [R], and, if a row asked, ids [R, 20] and their values."""
     outputs = []
     row = 0
     for request in requests:
@@ -368,16 +377,10 @@ def _outputs(
             outputs.append(ExecuteOutput(request.request_id, token))
         else:
             outputs.append(
-                ExecuteOutput(request.request_id, token, _logprobs(logprobs, row, count))
+                ExecuteOutput(request.request_id, token, read_logprobs(logprobs, row, count))
             )
         row += 1
     return outputs
-
-
-def _logprobs(arrays: Sequence[np.ndarray[Any, Any]], row: int, count: int) -> TokenLogprobs:
-    chosen, ids, values = arrays
-    pairs = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
-    return TokenLogprobs(float(chosen[row]), {token: value for token, value in pairs if token >= 0})
 
 
 def _native_module() -> Any:

@@ -61,7 +61,8 @@ class SlotEdits:
             self._occupied.add(slot)
         ending = request.ending_ids if request.output_index < params.min_tokens else frozenset()
         penalties = params.has_penalties
-        if not (penalties or ending or params.logit_bias or params.bad_token_ids):
+        banned = {*params.bad_token_ids, *request.never_ids}
+        if not (penalties or ending or params.logit_bias or banned):
             return
         bias = params.logit_bias
         edits = self._native.LogitEdits(
@@ -71,7 +72,7 @@ class SlotEdits:
             frequency_penalty=params.frequency_penalty,
             bias_tokens=_ids(bias),
             bias_values=np.fromiter(bias.values(), dtype=np.float32, count=len(bias)),
-            banned=_ids(params.bad_token_ids),
+            banned=_ids([token for token in banned if token < self._model_vocab]),
             ending=_ids([token for token in ending if token < self._token_vocab]),
             min_tokens=params.min_tokens,
         )
@@ -115,14 +116,26 @@ class SlotEdits:
             self._counting.discard(slot)
 
     def rows(self, sampled: Sequence[ExecuteRequest]) -> dict[str, list[Any]]:
-        """The engine's arguments for these rows; empty if no slot has options."""
-        if not self._occupied:
+        """The engine's arguments for these rows; empty if no row has options."""
+        if not self._occupied and not any(request.banned_ids for request in sampled):
             return {}
-        slots = [request.slot_id for request in sampled]
         return {
-            "edits": [self._edits[slot] for slot in slots],
-            "allowed": [self._masks[slot] for slot in slots],
+            "edits": [self._edits[request.slot_id] for request in sampled],
+            "allowed": [
+                self._without(self._masks[request.slot_id], request.banned_ids)
+                if request.banned_ids
+                else self._masks[request.slot_id]
+                for request in sampled
+            ],
         }
+
+    def _without(self, mask: NDArray[np.int32] | None, banned: Sequence[int]) -> NDArray[np.int32]:
+        """``mask`` (None: all ids) without these ids."""
+        if mask is None:
+            mask = np.full(-(-self._token_vocab // _WORD_BITS), -1, dtype=np.int32)
+        return mask & ~allowed_words(
+            [token for token in banned if token < self._token_vocab], self._token_vocab
+        )
 
 
 def allowed_words(tokens: Sequence[int], vocab: int) -> NDArray[np.int32]:

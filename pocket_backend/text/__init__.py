@@ -5,6 +5,7 @@
 | `token_bytes` | table from id to bytes: what text is defined by |
 | `incremental` | chunks of an output, cut at complete characters |
 | `stop_strings` | exact matching of stop strings with minimal hold-back |
+| `token_index`, `bad_words` | tokens by the bytes in them; which tokens would complete a bad word |
 | `output` | both together, as the engine's output stage uses them |
 | `tokenizer` | the `Tokenizer` contract and `load_tokenizer` |
 | `backend_tokenizer` | its implementation over the `tokenizers` library |
@@ -20,7 +21,12 @@ packages `tokenizers` and `jinja2`, nothing native of ours. See docs/text.md.
 """
 
 from pocket_backend.text.chat import ChatTemplate
-from pocket_backend.text.incremental import IncrementalDetokenizer, TextChunk, chunk_text
+from pocket_backend.text.incremental import (
+    IncrementalDetokenizer,
+    TextChunk,
+    chunk_text,
+    chunk_texts,
+)
 from pocket_backend.text.output import OutputText
 from pocket_backend.text.token_bytes import TokenBytes
 from pocket_backend.text.tokenizer import Tokenizer, load_tokenizer
@@ -33,5 +39,6 @@ __all__ = [
     "TokenBytes",
     "Tokenizer",
     "chunk_text",
+    "chunk_texts",
     "load_tokenizer",
 ]

@@ -49,17 +49,35 @@ def chunk_text(
     token_bytes: TokenBytes,
     skip_special_tokens: bool = True,
 ) -> str:
-    """The text of a chunk, without any state: what the detokenizer model calls.
+    """The text of a chunk, without any state.
 
     Raises:
         InvalidRequestError: ``text_range`` is not ``0 <= begin <= end``.
     """
-    begin, end = text_range
-    if not 0 <= begin <= end:
-        raise InvalidRequestError.of("text_range", text_range, "must be 0 <= begin <= end")
+    [text] = chunk_texts(context_ids, token_ids, [text_range], token_bytes, skip_special_tokens)
+    return text
+
+
+def chunk_texts(
+    context_ids: Sequence[int],
+    token_ids: Sequence[int],
+    text_ranges: Iterable[tuple[int, int]],
+    token_bytes: TokenBytes,
+    skip_special_tokens: bool = True,
+) -> list[str]:
+    """The texts at several ranges of the same bytes: what the detokenizer model calls.
+
+    Raises:
+        InvalidRequestError: a range is not ``0 <= begin <= end``.
+    """
     data = token_bytes.join(context_ids, skip_special_tokens)
     data += token_bytes.join(token_ids, skip_special_tokens)
-    return data[begin:end].decode("utf-8", "replace")
+    texts = []
+    for begin, end in text_ranges:
+        if not 0 <= begin <= end:
+            raise InvalidRequestError.of("text_range", (begin, end), "must be 0 <= begin <= end")
+        texts.append(data[begin:end].decode("utf-8", "replace"))
+    return texts
 
 
 class IncrementalDetokenizer:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from pocket_backend.text.token_index import TokenIndex
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_MARK = "\u2581"
 """SentencePiece's spelling of a space."""
@@ -46,12 +48,12 @@ def sentencepiece_piece(piece: str) -> bytes:
 
 
 class TokenBytes:
-    """Immutable table; reading it is safe from any thread.
+    """Immutable table (its indexes are made on demand); reading it is safe from any thread.
 
     Ids outside the table (padding of the logits, -1) stand for no bytes.
     """
 
-    __slots__ = ("_all", "_visible", "special_ids", "strip_leading_space")
+    __slots__ = ("_all", "_indexes", "_visible", "special_ids", "strip_leading_space")
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class TokenBytes:
         """
         self.special_ids = frozenset(special_ids)
         self.strip_leading_space = strip_leading_space
+        self._indexes: dict[bool, TokenIndex] = {}
         self._all = tuple(table)
         self._visible = tuple(
             b"" if token in self.special_ids else data for token, data in enumerate(self._all)
@@ -78,6 +81,13 @@ class TokenBytes:
     def table(self, skip_special_tokens: bool = True) -> tuple[bytes, ...]:
         """The whole table; with ``skip_special_tokens`` special tokens are empty in it."""
         return self._visible if skip_special_tokens else self._all
+
+    def index(self, skip_special_tokens: bool = True) -> TokenIndex:
+        """An index of ``table``, built when first asked for (twice, at worst, by two threads)."""
+        found = self._indexes.get(skip_special_tokens)
+        if found is None:
+            found = self._indexes[skip_special_tokens] = TokenIndex(self.table(skip_special_tokens))
+        return found
 
     def get(self, token_id: int, skip_special_tokens: bool = True) -> bytes:
         """Bytes of one token; ``b""`` for an id that the tokenizer does not have."""

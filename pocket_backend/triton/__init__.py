@@ -6,7 +6,8 @@
 | `request` | from tensors, parameters and JSON to one validated request |
 | `codec` | tensors to Python values and back |
 | `tokenizer`, `generator`, `detokenizer` | what stands behind `model_repository/*/1/model.py` |
-| `chunks` | one increment of a stream as output tensors |
+| `response_stream` | one request's responses: the engine's sink, the sender's owner |
+| `chunks`, `logprobs` | increments of an answer as output tensors; log probabilities as JSON |
 | `feedback`, `backlog` | what the detokenizer tells the generator: abandoned streams, progress |
 | `control`, `responses`, `metrics` | messages to the generator, errors, Triton's custom metrics |
 | `settings`, `startup` | config parameters and environment; a failed load as one sentence |

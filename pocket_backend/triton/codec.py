@@ -72,8 +72,12 @@ def int32(pb_utils: Any, name: str, values: Iterable[int]) -> Any:
     return pb_utils.Tensor(name, np.array(tuple(values), dtype=np.int32))
 
 
-def uint32(pb_utils: Any, name: str, value: int) -> Any:
-    return pb_utils.Tensor(name, np.array([value], dtype=np.uint32))
+def uint32(pb_utils: Any, name: str, *values: int) -> Any:
+    return pb_utils.Tensor(name, np.array(values, dtype=np.uint32))
+
+
+def float32(pb_utils: Any, name: str, values: Iterable[float]) -> Any:
+    return pb_utils.Tensor(name, np.array(tuple(values), dtype=np.float32))
 
 
 def boolean(pb_utils: Any, name: str, value: bool) -> Any:
@@ -82,7 +86,13 @@ def boolean(pb_utils: Any, name: str, value: bool) -> Any:
 
 def text(pb_utils: Any, name: str, value: str) -> Any:
     """A BYTES tensor of one element; lone surrogates, which UTF-8 cannot hold, become ``?``."""
-    return pb_utils.Tensor(name, np.array([value.encode("utf-8", "replace")], dtype=np.object_))
+    return texts(pb_utils, name, (value,))
+
+
+def texts(pb_utils: Any, name: str, values: Iterable[str]) -> Any:
+    """A BYTES vector, each element as in ``text``."""
+    encoded = [value.encode("utf-8", "replace") for value in values]
+    return pb_utils.Tensor(name, np.array(encoded, dtype=np.object_))
 
 
 def self_test(pb_utils: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from pocket_backend.api import InvalidRequestError, PocketLLMError
 from pocket_backend.observability.logging import configure_logging, get_logger, log_event
-from pocket_backend.text import chunk_text
+from pocket_backend.text import chunk_texts
 from pocket_backend.triton import codec
 from pocket_backend.triton.feedback import FeedbackSender
 from pocket_backend.triton.responses import error_response, response_of_text
@@ -48,7 +48,7 @@ class DetokenizerModel:
             if failure:
                 return response_of_text(self._pb, str(failure))
             return self._pb.InferenceResponse(
-                [codec.text(self._pb, "text_output", self._text(tensors))]
+                [codec.texts(self._pb, "text_output", self._texts(tensors))]
             )
         except PocketLLMError as error:
             return error_response(self._pb, error)
@@ -56,15 +56,17 @@ class DetokenizerModel:
             log_event(_log, logging.ERROR, "detokenizing failed", exc_info=error)
             return error_response(self._pb, error)
 
-    def _text(self, tensors: Any) -> str:
+    def _texts(self, tensors: Any) -> list[str]:
         bounds = codec.token_ids_of("text_range", tensors["text_range"])
-        if len(bounds) != 2:
-            raise InvalidRequestError.of("text_range", bounds, "must be [begin, end]")
+        if not bounds or len(bounds) % 2:
+            raise InvalidRequestError.of(
+                "text_range", bounds, "must be [begin, end], or several such pairs"
+            )
         skip = tensors.get("skip_special_tokens")
-        return chunk_text(
+        return chunk_texts(
             codec.token_ids_of("context_ids", tensors["context_ids"]),
             codec.token_ids_of("token_ids", tensors["token_ids"]),
-            (bounds[0], bounds[1]),
+            list(zip(bounds[::2], bounds[1::2], strict=True)),
             self._token_bytes,
             True if skip is None else bool(np.all(skip)),
         )

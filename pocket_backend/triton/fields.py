@@ -17,7 +17,11 @@ from typing import Literal
 
 from pocket_backend.api.sampling_params import (
     MAX_BAD_TOKEN_IDS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
@@ -72,6 +76,8 @@ class Field:
     max_chars: int = 0
     data_type: str | None = None
     """Tensor type where it is not the usual one of ``kind``."""
+    parameter_only: bool = False
+    """No tensor of the ensemble: an output has that name, and its tensors share one namespace."""
 
     @property
     def tensor(self) -> tuple[str, str]:
@@ -141,8 +147,19 @@ _SAMPLING = (
     Field("ignore_eos", "bool", "sampling", "Go on after end-of-sequence tokens.", default="false"),
     Field("skip_special_tokens", "bool", "sampling", "Leave special tokens out of the text.",
           default="true"),
-    Field("n", "int", "sampling", "Number of outputs.", default="1", range="1 in this version",
-          aliases=("num_return_sequences",), only=(1,)),
+    Field("bad_words", "strings", "sampling",
+          "Strings that the output never holds, however they would be tokenized.",
+          range=f"at most {MAX_BAD_WORDS} of at most {MAX_BAD_WORD_LENGTH} characters",
+          max_items=MAX_BAD_WORDS),
+    Field("n", "int", "sampling",
+          "Number of outputs; each has a random stream of its own, the first that of `n` = 1.",
+          default="1", range=f"1 to {MAX_N}", aliases=("num_return_sequences",)),
+    Field("logprobs", "int", "sampling",
+          "Log probability of each output token, and of this many likeliest alternatives.",
+          range=f"0 to {MAX_LOGPROBS}", parameter_only=True),
+    Field("prompt_logprobs", "int", "sampling",
+          "The same for the prompt's tokens. The whole prompt is computed, whatever is cached.",
+          range=f"0 to {MAX_LOGPROBS}", parameter_only=True),
 )  # fmt: skip
 
 _SERVING = (
@@ -161,29 +178,23 @@ _SERVING = (
     Field("cache_salt", "string", "serving",
           "Requests share cached prefixes only with those of the same salt.", default="empty",
           range=f"at most {MAX_SALT_CHARS} characters", max_chars=MAX_SALT_CHARS),
+    Field("return_logprobs", "bool", "serving", "As `logprobs` 0 where that is not given.",
+          default="false", aliases=("return_log_probs",)),
+    Field("return_cumulative_logprob", "bool", "serving",
+          "As `logprobs` 0 where that is not given.", default="false"),
+    Field("return_timings", "bool", "serving", "Send `timings` with an output's last response.",
+          default="false"),
 )  # fmt: skip
 
 _ALWAYS_SENT = "This output is always sent; clients choose with the requested outputs."
-_LATER = "not supported in this version"
 _COMPATIBILITY = (
     Field("exclude_input_in_output", "bool", "compatibility",
           "The prompt is never part of the output.", default="true", range="true", only=(True,)),
     Field("return_finish_reason", "bool", "compatibility", _ALWAYS_SENT),
     Field("return_num_input_tokens", "bool", "compatibility", _ALWAYS_SENT),
     Field("return_num_output_tokens", "bool", "compatibility", _ALWAYS_SENT),
-    Field("return_cumulative_logprob", "bool", "compatibility", f"Log probabilities are {_LATER}.",
-          default="false", range="false", only=(False,)),
-    Field("return_logprobs", "bool", "compatibility", f"Log probabilities are {_LATER}.",
-          default="false", range="false", aliases=("return_log_probs",), only=(False,)),
-    Field("logprobs", "int", "compatibility", f"Log probabilities are {_LATER}.", range="none",
-          only=(None,)),
-    Field("prompt_logprobs", "int", "compatibility", f"Log probabilities are {_LATER}.",
-          range="none", only=(None,)),
     Field("beam_width", "int", "compatibility", "Beam search is not supported.", default="1",
           range="1", only=(1,)),
-    Field("bad_words", "strings", "compatibility",
-          f"Forbidden words are {_LATER}; see `bad_token_ids`.", range="empty", only=((),),
-          max_items=MAX_STOP_STRINGS),
 )  # fmt: skip
 
 FIELDS: tuple[Field, ...] = (*_PROMPT, *_SAMPLING, *_SERVING, *_COMPATIBILITY)
@@ -195,7 +206,7 @@ BY_NAME: Mapping[str, Field] = MappingProxyType(
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "best_of": "only single outputs are generated",
+        "best_of": "outputs are not ranked; use n",
         "length_penalty": "it belongs to beam search",
         "len_penalty": "it belongs to beam search",
         "early_stopping": "it belongs to beam search",
@@ -210,9 +221,9 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "embedding_request": "embeddings are not supported",
         "return_context_logits": "logits are not returned",
         "return_generation_logits": "logits are not returned",
-        "return_perf_metrics": "see the metrics endpoint",
+        "return_perf_metrics": "use return_timings",
         "pad_id": "batches are not padded here",
-        "top_logprobs": "log probabilities are not supported in this version",
+        "top_logprobs": "use logprobs",
     }
 )
 """Names that other servers' clients send, with why they are refused here."""

@@ -33,7 +33,8 @@ _GENERATOR_PARAMETERS = (
 _TO_DETOKENIZER = ("context_ids", "token_ids", "text_range", "skip_special_tokens", "stream_key",
                    "error")  # fmt: skip
 _TO_CLIENT = ("token_ids", "finish_reason", "stop_reason", "num_input_tokens", "num_output_tokens",
-              "num_cached_tokens")  # fmt: skip
+              "num_cached_tokens", "sequence_index", "cumulative_logprob", "logprobs",
+              "prompt_logprobs", "timings")  # fmt: skip
 
 Tensor = tuple[str, str, str, bool]
 """Name, data type, dims, optional."""
@@ -50,8 +51,13 @@ def render_all() -> dict[str, str]:
 
 
 def user_inputs() -> list[Tensor]:
-    """The inputs of the ensemble and of the tokenizer: every field under each of its names."""
-    return [(name, *field.tensor, True) for field in FIELDS for name in field.names]
+    """The inputs of the ensemble and of the tokenizer: a field under each of its names."""
+    return [
+        (name, *field.tensor, True)
+        for field in FIELDS
+        if not field.parameter_only
+        for name in field.names
+    ]
 
 
 def _tokenizer() -> str:
@@ -192,6 +198,8 @@ def _row(field: Field) -> str:
     data_type, dims = field.tensor
     aliases = "".join(f", `{alias}`" for alias in field.aliases)
     kind = f"{data_type.removeprefix('TYPE_')}[{dims}]{' JSON' if field.kind == 'json' else ''}"
+    if field.parameter_only:
+        kind = f"{field.kind} (not a tensor)"
     return (
         f"| `{field.name}`{aliases} | {kind} | {field.default} | {field.range} | {field.help} |\n"
     )

@@ -40,6 +40,8 @@ class Parameters:
     priority: int = 0
     deadline_seconds: float | None = None
     cache_salt: str = ""
+    timings: bool = False
+    """Whether the last response of an output says how long things took."""
 
     def to_json(self) -> str:
         """The canonical form, which ``parse_parameters`` reads back."""
@@ -56,6 +58,8 @@ class Parameters:
             values["timeout_ms"] = round(self.deadline_seconds * 1000)
         if self.cache_salt:
             values["cache_salt"] = self.cache_salt
+        if self.timings:
+            values["return_timings"] = True
         return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -196,6 +200,8 @@ def _parameters(collected: _Collected) -> Parameters:
         ids = sampling.get("stop_token_ids", ())
         assert isinstance(ids, tuple)
         sampling["stop_token_ids"] = (*ids, values["end_id"])
+    if values.get("return_logprobs") or values.get("return_cumulative_logprob"):
+        sampling.setdefault("logprobs", 0)
     if sampling.get("top_k") == -1:
         sampling["top_k"] = 0
     timeout_ms = values.get("timeout_ms")
@@ -206,6 +212,7 @@ def _parameters(collected: _Collected) -> Parameters:
             priority=values.get("priority", 0),  # type: ignore[arg-type]
             deadline_seconds=None if timeout_ms is None else timeout_ms / 1000,  # type: ignore[operator]
             cache_salt=values.get("cache_salt", ""),  # type: ignore[arg-type]
+            timings=bool(values.get("return_timings", False)),
         )
     except InvalidRequestError as error:
         used = collected.names.get(error.field or "", error.field)

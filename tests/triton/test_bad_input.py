@@ -52,8 +52,8 @@ TENSORS: list[tuple[str, dict[str, object], str]] = [
     ("foreign id", {"input_ids": [10**9]}, "input_ids: got 1000000000"),
     ("negative id", {"input_ids": [-1]}, "input_ids: got -1"),
     ("foreign stop id", {**TEXT, "stop_token_ids": [10**9]}, "stop_token_ids: got 1000000000"),
-    ("n", {**TEXT, "num_return_sequences": 5_000_000}, "unsupported: num_return_sequences"),
-    ("logprobs", {**TEXT, "logprobs": 100_000}, "unsupported: logprobs"),
+    ("V2: n", {**TEXT, "num_return_sequences": 5_000_000}, "num_return_sequences: got 5000000"),
+    ("V4: bad words", {**TEXT, "bad_words": ["x"] * 50_000}, "bad_words: 50000 items; at most 32"),
     ("beams", {**TEXT, "beam_width": 4}, "unsupported: beam_width"),
 ]
 
@@ -86,6 +86,8 @@ def test_tensors(server: TritonServer, fields: dict[str, object], message: str) 
         ({"temperature": "hot"}, "temperature: got 'hot'"),
         ({"max_tokens": "many"}, "max_tokens: got 'many'"),
         ({"guided_json": "{}"}, "unsupported: guided_json"),
+        ({"logprobs": 100_000}, "logprobs: got 100000; must be an integer from 0 to 20"),  # V2
+        ({"prompt_logprobs": 100_000}, "prompt_logprobs: got 100000"),
         ({"sampling_parameters": "{"}, "sampling_parameters: not valid JSON"),
         ({"sampling_parameters": '{"top_p": 2}'}, "top_p: got 2"),
     ],

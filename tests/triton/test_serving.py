@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from triton_clients import (
     wait_for,
 )
 
-from pocket_backend import EngineArgs, SamplingParams, UnifiedEngine
+from pocket_backend import SamplingParams, UnifiedEngine
 from pocket_backend.text import Tokenizer, load_tokenizer
 from pocket_backend.triton.launcher import ServerOptions, TritonServer, find_model_repository
 from pocket_backend.triton.ports import Ports
@@ -31,13 +30,6 @@ CHAT = json.dumps(
         {"role": "user", "content": "What is the capital of France?"},
     ]
 )
-
-
-@pytest.fixture(scope="module")
-def engine(model_path: str) -> Iterator[UnifiedEngine]:
-    """The same model in this process."""
-    with UnifiedEngine.from_args(EngineArgs(model_path, max_batch_size=4)) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

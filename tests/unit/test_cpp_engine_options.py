@@ -207,3 +207,47 @@ def test_preemption_changes_no_token(tiny: Path) -> None:
         assert a.finish_reason == b.finish_reason
         assert a.logprobs == b.logprobs  # bit for bit
     assert {r.finish_reason for r in free} == {"stop", "length"}
+
+
+def test_bad_words_stay_out_whoever_shares_the_steps(llm):
+    """With neighbours that ban nothing, with other masks, and for each of several outputs."""
+    free = llm.generate(PROMPT, SamplingParams(max_tokens=COUNT))[0].text
+    asked = [
+        SamplingParams(max_tokens=COUNT, bad_words=("matters", " tha")),
+        SamplingParams(max_tokens=COUNT),
+        SamplingParams(max_tokens=COUNT, bad_words=("e",), temperature=1.0, seed=2, n=3),
+        SamplingParams(max_tokens=COUNT, bad_words=("ca",), allowed_token_ids=(2644, 260, 253)),
+        SamplingParams(max_tokens=COUNT, bad_words=("a c",), repetition_penalty=1.2),
+    ]
+    results = llm.generate([PROMPT] * len(asked), asked)
+    assert free == " that's all that matters."
+    assert results[1].text == free
+    words = [("matters", " tha"), (), ("e",), ("e",), ("e",), ("ca",), ("a c",)]
+    for result, banned in zip(results, words, strict=True):
+        assert len(result.token_ids) > 1
+        assert not any(word in result.text for word in banned), result.text
+
+
+def test_prompt_logprobs_do_not_depend_on_chunks_cache_or_neighbours(llm):
+    """A warm prefix, a chunked prompt and a preempted one give the same values, bit for bit."""
+    prompt = list(range(1000, 1120))
+    asked = SamplingParams(max_tokens=4, prompt_logprobs=2)
+    [alone] = llm.generate(prompt_tokens=prompt, sampling_params=asked)
+    assert alone.usage.cached_tokens == 0
+    assert alone.prompt_logprobs[0] is None
+    assert [item.token_id for item in alone.prompt_logprobs[1:]] == prompt[1:]
+    plain = SamplingParams(max_tokens=4)
+    together = llm.generate([prompt] * 4, [plain, asked, plain, asked])
+    assert [result.prompt_logprobs for result in together] == [
+        (), alone.prompt_logprobs, (), alone.prompt_logprobs,
+    ]  # fmt: skip
+    path = smollm2_path()
+    args = EngineArgs(
+        model=str(path), max_model_len=256, max_batch_size=4, max_num_batched_tokens=24,
+        kv_cache_tokens=320,
+    )  # fmt: skip
+    with LLM(args) as small:
+        longer = SamplingParams(max_tokens=60, prompt_logprobs=2, ignore_eos=True)
+        squeezed = small.generate([prompt] * 4, longer)
+        assert small.engine.stats().preemptions > 0
+    assert all(result.prompt_logprobs == alone.prompt_logprobs for result in squeezed)

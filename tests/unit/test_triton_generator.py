@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from engine_support import wait_until
 from triton_doubles import (
     InferenceResponse,
     Request,
@@ -25,7 +26,7 @@ from triton_doubles import (
 )
 
 from pocket_backend.api import SamplingParams
-from pocket_backend.text import chunk_text
+from pocket_backend.text import chunk_text, chunk_texts
 from pocket_backend.triton.backlog import MAX_WAITING
 from pocket_backend.triton.feedback import FeedbackSender
 from pocket_backend.triton.generator import GeneratorModel
@@ -131,6 +132,104 @@ def test_only_requested_outputs_are_built(model: GeneratorModel) -> None:
     asked = request(1, outputs=("token_ids",))
     model.execute([asked])
     assert {name for r in asked.sender.wait() for name in r.tensors} == {"token_ids"}
+
+
+def per_output(responses: list[InferenceResponse], name: str) -> dict[int, list[object]]:
+    """Values of one output by sequence_index, in order."""
+    found: dict[int, list[object]] = {}
+    for response in responses:
+        for index, value in zip(
+            response.ids("sequence_index"), response.tensors[name].tolist(), strict=True
+        ):
+            found.setdefault(index, []).append(value)
+    return found
+
+
+def test_several_outputs_streamed_and_in_one_response(model: GeneratorModel) -> None:
+    asked = {"n": 3, "temperature": 1.0, "seed": 7, "max_tokens": 12, "ignore_eos": True}
+    streamed, single = request(5, **asked), request(5, stream=False, **asked)
+    first = request(5, **{**asked, "n": 1})
+    model.execute([streamed, single, first])
+    responses, (whole,) = streamed.sender.wait(), single.sender.wait()
+    assert streamed.sender.finals == single.sender.finals == 1
+    assert whole.ids("sequence_index") == (0, 1, 2)
+    by_output = {i: [r for r in responses if r.ids("sequence_index") == (i,)] for i in range(3)}
+    ids = [tuple(t for r in by_output[i] for t in r.ids("token_ids")) for i in range(3)]
+    assert len(set(ids)) == 3, "outputs have random streams of their own"
+    assert sum(ids, ()) == whole.ids("token_ids")
+    assert ids[0] == tuple(t for r in first.sender.wait() for t in r.ids("token_ids"))
+    table = model.token_bytes
+    assert table is not None
+    bounds = whole.ids("text_range")
+    texts = chunk_texts(
+        (), whole.ids("token_ids"), zip(bounds[::2], bounds[1::2], strict=True), table
+    )
+    assert texts == [text_of(model, by_output[i]) for i in range(3)]
+    reasons = per_output(responses, "finish_reason")
+    assert all(values[-1] == b"length" for values in reasons.values())
+    assert all(set(values[:-1]) <= {b""} for values in reasons.values())
+    assert whole.tensors["finish_reason"].tolist() == [b"length"] * 3
+    assert whole.tensors["num_output_tokens"].tolist() == [12, 12, 12]
+    assert per_output(responses, "num_output_tokens")[2][-1] == 12
+
+
+def test_one_failed_output_ends_the_request(model: GeneratorModel) -> None:
+    executor = model._engine._backend
+    asked = request(3, n=2, max_tokens=4000, ignore_eos=True)
+
+    def fail_the_second(requests: object) -> None:
+        names = [item.request_id for item in requests]  # type: ignore[attr-defined]
+        executor.faults.failing_requests.update(n for n in names if n.endswith("#1"))  # type: ignore[attr-defined]
+
+    executor.faults.before_step = fail_the_second  # type: ignore[attr-defined]
+    try:
+        model.execute([asked])
+        assert "told to fail" in asked.sender.error.message()
+    finally:
+        executor.faults.before_step = None  # type: ignore[attr-defined]
+    assert asked.sender.finals == 1
+    wait_until(lambda: model._engine.stats().running == 0, "the other output to end")
+
+
+def test_log_probabilities_in_every_response(model: GeneratorModel) -> None:
+    streamed, single = request(9, logprobs=2), request(9, stream=False, logprobs=2)
+    plain = request(9)
+    model.execute([streamed, single, plain])
+    responses, (whole,) = streamed.sender.wait(), single.sender.wait()
+    entries = [entry for r in responses for entry in json.loads(r.text("logprobs"))]
+    assert entries == json.loads(whole.text("logprobs"))
+    ids = whole.ids("token_ids")
+    assert [next(iter(entry)) for entry in entries] == [str(token) for token in ids]
+    assert model.token_bytes is not None
+    for token, entry in zip(ids, entries, strict=True):
+        assert bytes(entry[str(token)]["bytes"]) == model.token_bytes.get(token, False)
+        assert entry[str(token)]["rank"] == 1
+        assert [item["rank"] for item in entry.values()] == [1, 2]
+    total = sum(entry[str(t)]["logprob"] for t, entry in zip(ids, entries, strict=True))
+    for last in (responses[-1], whole):
+        assert last.tensors["cumulative_logprob"].tolist() == pytest.approx([total])
+    for response in plain.sender.wait():
+        assert response.tensors["logprobs"].size == 0
+        assert response.tensors["cumulative_logprob"].size == 0
+
+
+def test_timings_on_request_with_the_last_response(model: GeneratorModel) -> None:
+    asked, plain = request(1, return_timings=True), request(1)
+    model.execute([asked, plain])
+    *before, last = asked.sender.wait()
+    assert all(response.tensors["timings"].size == 0 for response in before)
+    times = json.loads(last.text("timings"))
+    assert 0 < times["ttft_seconds"] <= times["total_seconds"]
+    assert all(response.tensors["timings"].size == 0 for response in plain.sender.wait())
+
+
+def test_t16_cancel_with_log_probabilities(model: GeneratorModel) -> None:
+    asked = request(1, n=2, logprobs=5, max_tokens=4000, ignore_eos=True)
+    model.execute([asked])
+    wait_until(lambda: len(asked.sender.responses) >= 5, "some responses")
+    asked.sender.gone = True
+    assert asked.sender.error.code() == 7
+    wait_until(lambda: model._engine.stats().running == 0, "free slots")
 
 
 def test_many_at_once_end_exactly_once_on_one_thread(model: GeneratorModel) -> None:

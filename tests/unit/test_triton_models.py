@@ -81,7 +81,13 @@ def test_detokenizer_decodes_the_range(detokenizer: DetokenizerModel) -> None:
     assert [r.text("text_output") for r in (whole, part, special)] == ["\u20acA", "BC", "<eos>A"]
 
 
-@pytest.mark.parametrize("bounds", [(2, 1), (-1, 1), (1,)])
+def test_detokenizer_decodes_several_texts_of_one_response(detokenizer: DetokenizerModel) -> None:
+    inputs = {**chunk((), (65, 66, 67, 68), 0, 0), "text_range": ints(0, 2, 3, 3, 3, 4)}
+    (answer,) = detokenizer.execute([Request(inputs)])
+    assert answer.tensors["text_output"].tolist() == [b"AB", b"", b"D"]
+
+
+@pytest.mark.parametrize("bounds", [(2, 1), (-1, 1), (1,), (), (0, 1, 2), (0, 1, 1, 0)])
 def test_detokenizer_refuses_bad_ranges(
     detokenizer: DetokenizerModel, bounds: tuple[int, ...]
 ) -> None:

@@ -95,13 +95,18 @@ BAD = [
     ({"timeout_ms": 0}, "timeout_ms: got 0"),
     ({"priority": 2**31}, "priority: got "),
     ({"cache_salt": "x" * 300}, "cache_salt: 300 characters"),
-    ({"n": 2}, "unsupported: n: got 2"),
-    ({"num_return_sequences": 5_000_000}, "unsupported: num_return_sequences"),
+    ({"n": 0}, "n: got 0"),
+    ({"num_return_sequences": 5_000_000}, "num_return_sequences: got 5000000"),
     ({"beam_width": 4}, "unsupported: beam_width"),
-    ({"bad_words": ["x"]}, "unsupported: bad_words"),
+    ({"bad_words": ["x"] * 50_000}, "bad_words: 50000 items; at most 32"),
+    ({"bad_words": ["x" * 129]}, "bad_words: got 'xxx"),
     ({"exclude_input_in_output": False}, "unsupported: exclude_input_in_output"),
-    ({"return_log_probs": True}, "unsupported: return_log_probs"),
-    ({"logprobs": 5}, "unsupported: logprobs"),
+    ({"return_log_probs": 1}, "return_log_probs: got 1"),
+    ({"logprobs": 21}, "logprobs: got 21"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs: got -1"),
+    ({"top_logprobs": 3}, "unsupported: top_logprobs: use logprobs"),
+    ({"best_of": 2}, "unsupported: best_of: outputs are not ranked; use n"),
+    ({"return_perf_metrics": True}, "unsupported: return_perf_metrics: use return_timings"),
     ({"guided_json": "{}"}, "unsupported: guided_json"),
     ({"temprature": 1.0}, "temprature: unknown field"),
     ({"x" * 5000: 1.0}, "x" * 64 + "...: unknown field"),
@@ -151,6 +156,17 @@ def test_values_that_mean_what_we_do_are_accepted() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "flag", ["return_logprobs", "return_log_probs", "return_cumulative_logprob"]
+)
+def test_flags_for_log_probabilities_ask_for_the_token_only(flag: str) -> None:
+    _, alone = parse_request({"text_input": "x", flag: True}, {})
+    _, both = parse_request({"text_input": "x", flag: True}, {"logprobs": 3})
+    _, off = parse_request({"text_input": "x", flag: False}, {})
+    found = [parameters.sampling.logprobs for parameters in (alone, both, off)]
+    assert found == [0, 3, None]
+
+
 def test_end_id_joins_the_stop_tokens() -> None:
     _, parameters = parse_request({"text_input": "x", "end_id": 2, "stop_token_ids": [5]}, {})
     assert parameters.sampling.stop_token_ids == (5, 2)
@@ -190,6 +206,10 @@ _PARAMETERS = st.builds(
         stop=st.lists(st.text(min_size=1, max_size=9), max_size=4).map(tuple),
         stop_token_ids=st.lists(st.integers(0, 1000), max_size=4).map(tuple),
         bad_token_ids=st.lists(st.integers(0, 1000), max_size=4).map(tuple),
+        bad_words=st.lists(st.text(min_size=1, max_size=9), max_size=4).map(tuple),
+        n=st.integers(1, 128),
+        logprobs=st.none() | st.integers(0, 20),
+        prompt_logprobs=st.none() | st.integers(0, 20),
         allowed_token_ids=st.none() | st.lists(st.integers(1001, 2000), min_size=1).map(tuple),
         ignore_eos=st.booleans(),
         skip_special_tokens=st.booleans(),
@@ -198,6 +218,7 @@ _PARAMETERS = st.builds(
     priority=st.integers(-100, 100),
     deadline_seconds=st.none() | st.integers(1, 100_000).map(lambda ms: ms / 1000),
     cache_salt=st.text(max_size=10),
+    timings=st.booleans(),
 )
 
 

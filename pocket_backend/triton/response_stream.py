@@ -1,0 +1,150 @@
+"""One request's responses: the sink that the engine calls, and the sender that it feeds.
+
+The sender is ended exactly once, whatever happens, and let go of then, or the model could never be
+unloaded. Engine thread only, once made.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from pocket_backend.api import RequestCancelledError, TokenEvent
+from pocket_backend.observability.logging import get_logger, log_event
+from pocket_backend.triton.backlog import MAX_HOLD_SECONDS
+from pocket_backend.triton.chunks import ChunkWriter, Increment, IncrementSum
+from pocket_backend.triton.request import Parameters
+from pocket_backend.triton.responses import error_response, error_text
+
+if TYPE_CHECKING:
+    from pocket_backend.triton.generator import GeneratorModel
+
+_log = get_logger("triton.generator")
+
+
+class ResponseStream:
+    """See the module. Outputs of a request with ``n`` above 1 share the sender: with ``stream``
+    their increments come as they are made, each with its ``sequence_index``; without, one response
+    has them all, since `generate` on a decoupled model allows exactly one."""
+
+    def __init__(
+        self,
+        model: GeneratorModel,
+        request: Any,
+        sender: Any,
+        parameters: Parameters,
+        prompt_tokens: int,
+        in_ensemble: bool,
+    ) -> None:
+        self.key = model.feedback.new_key()
+        """The engine's request id, and what the detokenizer sends back when nobody reads."""
+        self.client_id: str = request.request_id()
+        self.ended = False
+        self.cancel_reason = "disconnected"
+        """What it means if the request ends as cancelled (``names.CANCEL_REASONS``)."""
+        self._model = model
+        self._sender = sender
+        self._in_ensemble = in_ensemble
+        self._held: dict[int, tuple[Increment, float]] = {}
+        """By output: what waits while the detokenizer is behind, and since when."""
+        sampling = parameters.sampling
+        self._writer = ChunkWriter(
+            model.pb_utils,
+            frozenset(request.requested_output_names()),
+            self.key,
+            prompt_tokens,
+            sampling,
+            timings=parameters.timings,
+            token_bytes=model.token_bytes,
+        )
+        self._sums = None if parameters.stream else [IncrementSum() for _ in range(sampling.n)]
+
+    def __call__(self, event: TokenEvent) -> None:
+        """Send what ``event`` carries; the request's last event ends the sender.
+
+        Raises whatever sending raises, after ending the sender: the engine then cancels the request
+        and does not call again.
+        """
+        if self.ended:  # another output has failed, and the request with it
+            return
+        try:
+            self._send(event)
+        except Exception as error:
+            self._end(self._error(error))
+            raise
+        finally:
+            if self.ended:
+                self._model.forget(self)
+                self._model.metrics.finished(event, cancel_reason=self.cancel_reason)
+
+    def _send(self, event: TokenEvent) -> None:
+        if event.finish_reason in ("error", "cancelled"):
+            self._end(self._error(event.error or RequestCancelledError("cancelled")))
+            if not event.last:
+                self._model.cancel(self)
+            return
+        increment = Increment.of(event)
+        if self._sums is not None:
+            self._sums[event.choice_index].add(increment)
+            if event.last:
+                wholes = [each.whole for each in self._sums if each.whole is not None]
+                self._end(self._writer.response(*wholes))
+            return
+        ready = self._held_back(increment)
+        if ready is None:
+            return
+        response = self._writer.response(ready)
+        if event.last:
+            self._end(response)
+        else:
+            self._sender.send(response)
+            self._count()
+
+    def _held_back(self, increment: Increment) -> Increment | None:
+        """What may go out now: nothing, the increment, or what was held of its output with it."""
+        if not self._in_ensemble:
+            return increment
+        index, full = increment.sequence_index, self._model.backlog.full()
+        held, since = self._held.pop(index, (None, time.monotonic()))
+        merged = increment if held is None else held.merge(increment)
+        if full and not increment.finish_reason and time.monotonic() - since < MAX_HOLD_SECONDS:
+            self._held[index] = (merged, since)
+            return None
+        return merged
+
+    def _error(self, error: BaseException) -> Any:
+        """The last response of a failed request (responses.py says why there are two forms)."""
+        if self._in_ensemble:
+            text = error_text(error, key=self.key, client_id=self.client_id)
+            return self._writer.response(Increment((), (), (0, 0), error=text))
+        pb_utils = self._model.pb_utils
+        return error_response(pb_utils, error, key=self.key, client_id=self.client_id)
+
+    def client_is_gone(self) -> bool:
+        return self._sender is not None and bool(self._sender.is_cancelled())
+
+    def _end(self, response: Any) -> None:
+        """Send the last response and let go of the sender; once."""
+        if self.ended:
+            return
+        self.ended = True
+        sender, self._sender = self._sender, None
+        send_last(sender, response, self._model.final_flag)
+        self._count()
+
+    def _count(self) -> None:
+        if self._in_ensemble:
+            self._model.backlog.sent()
+
+
+def send_last(sender: Any, response: Any, final: int) -> None:
+    """End a sender; if the response cannot be sent, end it with the bare flag."""
+    try:
+        sender.send(response, flags=final)
+    except Exception as error:  # noqa: BLE001  (pybind raises several kinds; the client may be gone)
+        log_event(_log, logging.WARNING, "final response not sent", reason=str(error))
+        try:
+            sender.send(flags=final)
+        except Exception as second:  # noqa: BLE001
+            log_event(_log, logging.WARNING, "stream not ended", reason=str(second))
