@@ -24,8 +24,9 @@ from pocket_client.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from pocket_client.logprobs import TokenLogprobs, TokenScore
 from pocket_client.options import GenerationOptions
-from pocket_client.results import Chunk, Completion, FinishReason, Usage
+from pocket_client.results import Chunk, Completion, FinishReason, Output, Usage
 from pocket_client.retry import RetryPolicy
 
 __all__ = [
@@ -39,12 +40,15 @@ __all__ = [
     "GenerationOptions",
     "InvalidRequestError",
     "ModelNotFoundError",
+    "Output",
     "OverloadedError",
     "PocketClientError",
     "RequestCancelledError",
     "RetryPolicy",
     "ServerError",
     "Stream",
+    "TokenLogprobs",
+    "TokenScore",
     "UnavailableError",
     "UnsupportedError",
     "Usage",

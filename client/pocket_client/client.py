@@ -258,7 +258,7 @@ class Stream(Iterator[Chunk]):
         self._client = client
         self._request = request
         self._attempts = attempts
-        self._collector = Collector(request.request_id)
+        self._collector = Collector(request.request_id, request.outputs)
         self._completion: Completion | None = None
         self._chunks = client._transport.open(request, attempts.remaining())
 

@@ -17,14 +17,14 @@ from pocket_client.errors import (
     UnavailableError,
 )
 from pocket_client.options import GenerationRequest
-from pocket_client.results import Chunk
+from pocket_client.results import Arrivals, Chunk
 from pocket_client.transport import DEADLINE_GRACE, Address, OutputValue, TensorValue
 from pocket_client.wire_grpc import (
     CHANNEL_OPTIONS,
     call_message,
     ended_early,
     generation_message,
-    read_chunk,
+    read_chunks,
     read_output,
     rpc_error,
 )
@@ -95,17 +95,19 @@ class AsyncGrpcChunkStream:
         self._reading: asyncio.Task[Any] | None = None
         """The read under way. A task, since grpc.aio cancels the stream when a reader is cancelled,
         and since ``drain`` may meet a reader that still waits."""
-        self._finished = False
+        self._arrivals = Arrivals(request.outputs)
         self._over = False
         """The RPC has ended."""
 
     async def __anext__(self) -> Chunk:
-        while (response := await self._read()) is not grpc.aio.EOF:
-            chunk = read_chunk(response, self._request)
-            if chunk is not None:
-                self._finished = chunk.finish_reason is not None
-                return chunk
-        if not self._finished:
+        while (chunk := self._arrivals.take()) is None:
+            response = await self._read()
+            if response is grpc.aio.EOF:
+                break
+            self._arrivals.add(read_chunks(response, self._request))
+        if chunk is not None:
+            return chunk
+        if not self._arrivals.finished:
             raise ended_early()
         raise StopAsyncIteration
 

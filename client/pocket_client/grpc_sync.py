@@ -11,14 +11,14 @@ from tritonclient.grpc import service_pb2_grpc
 
 from pocket_client.errors import PocketClientError, ServerError, UnavailableError
 from pocket_client.options import GenerationRequest
-from pocket_client.results import Chunk
+from pocket_client.results import Arrivals, Chunk
 from pocket_client.transport import DEADLINE_GRACE, Address, OutputValue, TensorValue
 from pocket_client.wire_grpc import (
     CHANNEL_OPTIONS,
     call_message,
     ended_early,
     generation_message,
-    read_chunk,
+    read_chunks,
     read_output,
     rpc_error,
 )
@@ -77,22 +77,23 @@ class GrpcChunkStream:
     def __init__(self, request: GenerationRequest, responses: Any) -> None:
         self._request = request
         self._responses = responses
-        self._finished = False
+        self._arrivals = Arrivals(request.outputs)
         self._over = False
         """The RPC has ended."""
 
     def __next__(self) -> Chunk:
+        if (chunk := self._arrivals.take()) is not None:
+            return chunk
         try:
             for response in self._responses:
-                chunk = read_chunk(response, self._request)
-                if chunk is not None:
-                    self._finished = chunk.finish_reason is not None
+                self._arrivals.add(read_chunks(response, self._request))
+                if (chunk := self._arrivals.take()) is not None:
                     return chunk
         except grpc.RpcError as error:
             self._over = True
             raise rpc_error(error) from None
         self._over = True
-        if not self._finished:
+        if not self._arrivals.finished:
             raise ended_early()
         raise StopIteration
 

@@ -16,16 +16,16 @@ from pocket_client.errors import (
     UnavailableError,
 )
 from pocket_client.options import GenerationRequest
-from pocket_client.results import Chunk
+from pocket_client.results import Arrivals, Chunk
 from pocket_client.transport import DEADLINE_GRACE, Address, OutputValue, TensorValue
 from pocket_client.wire_http import (
     MAX_LINE,
     call_body,
-    chunk_of,
     generation_body,
     generation_path,
     output_of,
     parse_object,
+    read_chunks,
     read_event,
     status_error,
 )
@@ -161,7 +161,7 @@ class HttpChunkStream:
         self._request = request
         self._exchange = exchange
         self._unsent: tuple[str, bytes] | None = (path, body)
-        self._finished = False
+        self._arrivals = Arrivals(request.outputs)
 
     def __next__(self) -> Chunk:
         try:
@@ -171,23 +171,23 @@ class HttpChunkStream:
             raise
 
     def _next(self) -> Chunk:
-        if self._finished:
-            raise StopIteration
+        while (chunk := self._arrivals.take()) is None:
+            if self._arrivals.finished:
+                raise StopIteration
+            self._arrivals.add(read_chunks(self._response(), self._request))
+        return chunk
+
+    def _response(self) -> dict[str, object]:
         if self._unsent is not None:
             (path, body), self._unsent = self._unsent, None
             self._exchange.send(path, body, self._request.headers)
             if not self._request.stream:
-                return self._chunk(parse_object(self._exchange.read()))
+                return parse_object(self._exchange.read())
         while line := self._exchange.read_line():
             event = read_event(line)
             if event is not None:
-                return self._chunk(event)
+                return event
         raise UnavailableError("the server ended the stream without a final response")
-
-    def _chunk(self, value: dict[str, object]) -> Chunk:
-        chunk = chunk_of(value, self._request)
-        self._finished = chunk.finish_reason is not None
-        return chunk
 
     def leave(self) -> bool:
         self._exchange.close()

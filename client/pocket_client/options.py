@@ -15,6 +15,8 @@ GENERATOR = "generator"
 TOKENIZER = "tokenizer"
 DETOKENIZER = "detokenizer"
 
+MAX_OUTPUTS = 128
+"""The server's limit on ``n``."""
 _HEADER_NAME = re.compile(r"[a-z0-9_.-]{1,64}")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]{0,1024}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -42,6 +44,13 @@ class GenerationOptions(TypedDict, total=False):
     include_stop_str_in_output: bool
     ignore_eos: bool
     skip_special_tokens: bool
+    bad_words: str | Sequence[str]
+    bad_token_ids: Sequence[int]
+    allowed_token_ids: Sequence[int]
+    n: int
+    logprobs: int
+    prompt_logprobs: int
+    return_timings: bool
     priority: int
     cache_salt: str
 
@@ -62,9 +71,6 @@ WIRE_FIELDS = (
     | PROMPT_FIELDS
     | {
         "prompt",  # how the engine calls the prompt's ids
-        "n",
-        "logprobs",
-        "prompt_logprobs",
         "stream",
         "timeout_ms",
         "sampling_parameters",
@@ -107,6 +113,12 @@ class GenerationRequest:
         if timeout is not None:
             values["timeout_ms"] = max(1, int(timeout * 1000))
         return json.dumps(values, allow_nan=True)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs were asked for; 1 where the server will refuse the value."""
+        n = self.parameters.get("n", 1)
+        return n if type(n) is int and 0 < n <= MAX_OUTPUTS else 1
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -25,8 +25,9 @@ from pocket_client.errors import (
     error_of,
 )
 from pocket_client.options import ENSEMBLE, GenerationRequest
-from pocket_client.results import Chunk, FinishReason, Usage, stop_reason_of
+from pocket_client.results import Chunk
 from pocket_client.transport import OutputValue, TensorValue
+from pocket_client.wire_chunks import chunks_of, wanted_outputs
 
 CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),  # ours know what is safe to repeat
@@ -35,17 +36,8 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.max_receive_message_length", 64 << 20),
 )
-FINISH_REASONS = frozenset(get_args(FinishReason))
-_OUTPUTS = (
-    "text_output",
-    "token_ids",
-    "finish_reason",
-    "stop_reason",
-    "num_input_tokens",
-    "num_output_tokens",
-    "num_cached_tokens",
-)
 _LENGTH = struct.Struct("<I")
+_CODES = {"INT32": "i", "UINT32": "I", "FP32": "f"}
 
 
 def generation_message(
@@ -64,7 +56,7 @@ def generation_message(
     for name, flag in request.flags.items():
         _add(message, name, flag)
     _add(message, "sampling_parameters", request.parameters_json(timeout))
-    for name in _OUTPUTS:
+    for name in wanted_outputs(request):
         message.outputs.add(name=name)
     return message
 
@@ -91,32 +83,21 @@ def _add(message: Any, name: str, value: TensorValue) -> None:
         message.raw_input_contents.append(struct.pack(f"<{len(value)}i", *value))
 
 
-def read_chunk(response: Any, request: GenerationRequest) -> Chunk | None:
-    """The chunk of a ``ModelStreamInferResponse``; None if it is only a final flag.
+def read_chunks(response: Any, request: GenerationRequest) -> list[Chunk]:
+    """The chunks of a ``ModelStreamInferResponse``; none if it is only a final flag.
 
     Raises:
         PocketClientError: the error that it carries, or ServerError if it is malformed.
     """
     outputs = _outputs(response)
     if not outputs:
-        return None
+        return []
+    kinds = {output.name: output.datatype for output in response.infer_response.outputs}
     try:
-        reason = _text(outputs["finish_reason"])
-        if reason and reason not in FINISH_REASONS:
-            raise ServerError(f"the server sent an unknown finish reason: {reason[:32]!r}")
-        return Chunk(
-            _text(outputs["text_output"]),
-            _ids(outputs["token_ids"]),
-            reason or None,  # type: ignore[arg-type]
-            stop_reason_of(_text(outputs["stop_reason"]), request.stop_token_ids),
-            Usage(
-                _LENGTH.unpack(outputs["num_input_tokens"])[0],
-                _LENGTH.unpack(outputs["num_output_tokens"])[0],
-                _LENGTH.unpack(outputs["num_cached_tokens"])[0],
-            ),
-        )
+        values = {name: _values(kinds[name], raw) for name, raw in outputs.items()}
     except (KeyError, struct.error, UnicodeDecodeError) as error:
         raise ServerError(f"the server sent a malformed response ({error!r})") from None
+    return chunks_of(values, request)
 
 
 def read_output(response: Any, name: str) -> OutputValue | None:
@@ -141,12 +122,24 @@ def _outputs(response: Any) -> dict[str, bytes]:
     }
 
 
+def _values(kind: str, raw: bytes) -> tuple[Any, ...]:
+    """All elements of a tensor."""
+    return _texts(raw) if kind == "BYTES" else struct.unpack(f"<{len(raw) // 4}{_CODES[kind]}", raw)
+
+
+def _texts(raw: bytes) -> tuple[str, ...]:
+    found = []
+    at = 0
+    while at < len(raw):
+        (length,) = _LENGTH.unpack_from(raw, at)
+        at += _LENGTH.size + length
+        found.append(raw[at - length : at].decode())
+    return tuple(found)
+
+
 def _text(raw: bytes) -> str:
     """The first element of a BYTES tensor."""
-    if not raw:
-        return ""
-    (length,) = _LENGTH.unpack_from(raw)
-    return raw[4 : 4 + length].decode()
+    return next(iter(_texts(raw)), "")
 
 
 def _ids(raw: bytes) -> tuple[int, ...]:

@@ -13,9 +13,9 @@ from pocket_client.errors import (
     error_of,
 )
 from pocket_client.options import ENSEMBLE, GenerationRequest
-from pocket_client.results import Chunk, Usage, stop_reason_of
+from pocket_client.results import Chunk
 from pocket_client.transport import OutputValue, TensorValue
-from pocket_client.wire_grpc import FINISH_REASONS
+from pocket_client.wire_chunks import chunks_of
 
 MAX_LINE = 16 << 20
 """Bytes of one response; a whole completion of a long context is far below."""
@@ -69,25 +69,11 @@ def parse_object(data: bytes) -> dict[str, object]:
     return value
 
 
-def chunk_of(value: Mapping[str, object], request: GenerationRequest) -> Chunk:
-    """The chunk of one JSON response."""
-    try:
-        reason = str(value["finish_reason"])
-        if reason and reason not in FINISH_REASONS:
-            raise ServerError(f"the server sent an unknown finish reason: {reason[:32]!r}")
-        return Chunk(
-            str(value["text_output"]),
-            ids_of(value["token_ids"]),
-            reason or None,  # type: ignore[arg-type]
-            stop_reason_of(str(value["stop_reason"]), request.stop_token_ids),
-            Usage(
-                int(str(value["num_input_tokens"])),
-                int(str(value["num_output_tokens"])),
-                int(str(value["num_cached_tokens"])),
-            ),
-        )
-    except (KeyError, ValueError) as error:
-        raise ServerError(f"the server sent a malformed response ({error!r})") from None
+def read_chunks(value: Mapping[str, object], request: GenerationRequest) -> list[Chunk]:
+    """The chunks of one JSON response. Triton writes a vector of one element as a bare value."""
+    return chunks_of(
+        {name: item if isinstance(item, list) else [item] for name, item in value.items()}, request
+    )
 
 
 def output_of(value: Mapping[str, object], name: str) -> OutputValue:

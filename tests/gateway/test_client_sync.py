@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from reading import closed_once_reading
 from pocket_client import (
     Client,
     DeadlineExceededError,
+    GenerationOptions,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
@@ -58,6 +60,39 @@ def test_stream_and_completion_agree(client: Client, upstream: FakeUpstream) -> 
     whole = client.generate("two words")
     assert (whole.text, whole.token_ids, whole.usage) == (TEXT, (1, 2, 3, 4, 5), Usage(2, 5, 1))
     assert [received.stream for received in upstream.received] == [True, False]
+
+
+def test_several_outputs_with_log_probabilities(client: Client, upstream: FakeUpstream) -> None:
+    options: GenerationOptions = {
+        "n": 2,
+        "logprobs": 1,
+        "prompt_logprobs": 0,
+        "return_timings": True,
+    }
+    with client.stream("two words", **options) as stream:
+        chunks = list(stream)
+    whole = client.generate("two words", **options)
+    for completion in (stream.completion, whole):
+        assert [output.text for output in completion.outputs] == [TEXT, TEXT]
+        assert [output.index for output in completion.outputs] == [0, 1]
+        assert completion.usage == Usage(2, 10, 1)
+        for output in completion.outputs:
+            assert output.token_ids == (1, 2, 3, 4, 5)
+            assert [item.chosen.token for item in output.logprobs] == list(WORDS)
+            assert [item.top[0].token for item in output.logprobs] == ["<1>"] * 5
+            assert output.cumulative_logprob == -15.0
+            assert output.timings == {"ttft_seconds": 0.5}
+        first, second = completion.prompt_logprobs
+        assert first is None
+        assert second is not None
+        assert (second.chosen.logprob, second.chosen.rank, second.top) == (-1.0, None, ())
+    assert [chunk.index for chunk in chunks] == [0] * 5 + [1] * 5
+    assert whole == dataclasses.replace(stream.completion, request_id=whole.request_id)
+    with client.stream("x", n=2) as left:  # an output's end is not the request's
+        for chunk in left:
+            if chunk.finish_reason is not None:
+                break
+    upstream.wait_for(lambda: left.request_id in upstream.cancelled_ids, "the rest is cancelled")
 
 
 def test_options_reach_the_wire(client: Client, upstream: FakeUpstream) -> None:

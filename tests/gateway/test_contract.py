@@ -52,7 +52,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
             {
                 "delay_seconds": 0.01,
                 "max_slots": 4,
-                "features": ["batch_mode", "prefix_cache", "block_copies", "min_tokens"],
+                "features": [
+                    "batch_mode",
+                    "prefix_cache",
+                    "block_copies",
+                    "min_tokens",
+                    "logprobs",
+                ],
             }
         ),
         "POCKETLLM_MAX_QUEUE": "4",
@@ -200,10 +206,33 @@ def drain(client: Client) -> Callable[..., object]:
     return lambda prompt, **options: list(client.stream(prompt, **options))
 
 
+def test_several_outputs_with_log_probabilities(client: Client) -> None:
+    options: dict[str, Any] = {
+        "n": 3, "logprobs": 2, "temperature": 1.0, "seed": 5, "max_tokens": 8, "ignore_eos": True,
+        "return_timings": True,
+    }  # fmt: skip
+    with client.stream("x", **options) as stream:
+        chunks = list(stream)
+    whole = client.generate("x", **options)
+    assert {chunk.index for chunk in chunks} == {0, 1, 2}
+    assert len({output.token_ids for output in whole.outputs}) == 3
+    for streamed, output in zip(stream.completion.outputs, whole.outputs, strict=True):
+        assert (streamed.text, streamed.token_ids) == (output.text, output.token_ids)
+        assert streamed.logprobs == output.logprobs
+        assert [item.chosen.token_id for item in output.logprobs] == list(output.token_ids)
+        assert all(len(item.top) == 2 for item in output.logprobs)
+        total = sum(item.chosen.logprob for item in output.logprobs)
+        assert output.cumulative_logprob == pytest.approx(total)
+        assert output.timings is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (1, 24)
+
+
 def test_what_the_clients_never_send_is_understood_too(client: Client) -> None:
     for parameters, kind in (
-        ({"n": 2}, UnsupportedError),
-        ({"logprobs": 3}, UnsupportedError),
+        ({"n": 0}, InvalidRequestError),
+        ({"logprobs": 21}, InvalidRequestError),
+        ({"prompt_logprobs": 1}, UnsupportedError),
+        ({"best_of": 2}, UnsupportedError),
         ({"temprature": 1}, InvalidRequestError),
         ({"guided_json": "{}"}, UnsupportedError),
     ):
@@ -364,6 +393,22 @@ def test_usage_counts(gateway: RunningGateway) -> None:
     assert cold["completion_tokens"] == 12
     assert cold["prompt_tokens_details"]["cached_tokens"] == 0
     assert warm["prompt_tokens_details"]["cached_tokens"] >= 96
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities(gateway: RunningGateway, stream: bool) -> None:
+    body = {**CHAT, "logprobs": True, "top_logprobs": 3, "n": 2, "stream": stream}
+    reply = call(gateway, "POST", PATH, body)
+    parts = reply.events[:-1] if stream else [reply.json]
+    entries = [
+        entry
+        for part in parts
+        for choice in part["choices"]
+        if choice["logprobs"]
+        for entry in choice["logprobs"]["content"]
+    ]
+    assert len(entries) == 24
+    assert all(len(entry["top_logprobs"]) == 3 for entry in entries)
 
 
 def test_seeds_and_choices(gateway: RunningGateway) -> None:

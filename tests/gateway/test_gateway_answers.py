@@ -207,6 +207,7 @@ def test_values_that_ask_for_nothing_are_accepted(gateway: RunningGateway) -> No
         **CHAT,
         "n": 1,
         "logprobs": False,
+        "bad_words": [],
         "tools": [],
         "tool_choice": "none",
         "response_format": {"type": "text"},
@@ -229,8 +230,8 @@ def test_n_gives_distinct_choices(gateway: RunningGateway, upstream: FakeUpstrea
     reply = call(gateway, "POST", CHAT_PATH, body).json
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
     assert [choice["message"]["content"] for choice in reply["choices"]] == [FULL] * 3
-    seeds = sorted(received.parameters["seed"] for received in upstream.received)
-    assert seeds == [0, 2**64 - 2, 2**64 - 1]
+    (received,) = upstream.received  # the prompt is computed once
+    assert (received.parameters["n"], received.parameters["seed"]) == (3, 2**64 - 2)
     usage = reply["usage"]
     assert usage["completion_tokens"] == 15
     assert usage["prompt_tokens"] == len(json.dumps(CHAT["messages"]).split())  # once
@@ -265,7 +266,7 @@ def test_prompts_of_token_ids(gateway: RunningGateway, upstream: FakeUpstream) -
     assert ids == [[1], [2, 3]]
 
 
-def test_one_failing_choice_fails_the_request(
+def test_one_failing_prompt_fails_the_request(
     gateway: RunningGateway, upstream: FakeUpstream
 ) -> None:
     def script(received: object) -> object:
@@ -276,7 +277,7 @@ def test_one_failing_choice_fails_the_request(
         return words(received)  # type: ignore[arg-type]
 
     upstream.script = script  # type: ignore[assignment]
-    reply = call(gateway, "POST", CHAT_PATH, {**CHAT, "n": 3})
+    reply = call(gateway, "POST", TEXT_PATH, {**TEXT, "prompt": ["a", "b", "c"]})
     assert reply.status == 500
     assert reply.error["message"] == "computing failed: boom"
     others = {received.id for received in upstream.received if not received.id.endswith("-1")}
@@ -341,3 +342,93 @@ def test_request_ids_and_trace_context(gateway: RunningGateway, upstream: FakeUp
     assert reply.headers["x-request-id"].startswith("req-")
     assert "traceparent" not in upstream.received[-1].metadata
     assert call(gateway, "GET", "/nope").headers["x-request-id"]
+
+
+# --- log probabilities --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_log_probabilities(
+    gateway: RunningGateway, upstream: FakeUpstream, stream: bool
+) -> None:
+    body = {**CHAT, "logprobs": True, "top_logprobs": 2, "n": 2, "stream": stream}
+    reply = call(gateway, "POST", CHAT_PATH, body)
+    parts = reply.events[:-1] if stream else [reply.json]
+    for index in range(2):
+        entries = [
+            entry
+            for part in parts
+            for choice in part["choices"]
+            if choice["index"] == index and choice["logprobs"] is not None
+            for entry in choice["logprobs"]["content"]
+        ]
+        assert [entry["token"] for entry in entries] == list(WORDS)
+        assert [entry["logprob"] for entry in entries] == [-1.0, -2.0, -3.0, -4.0, -5.0]
+        assert entries[3]["bytes"] == list(" wörld".encode())
+        assert entries[0]["top_logprobs"] == [
+            {"token": "<1>", "logprob": 0.0, "bytes": list(b"<1>")},
+            {"token": "<2>", "logprob": 0.0, "bytes": list(b"<2>")},
+        ]
+        assert set(entries[0]) == {"token", "logprob", "bytes", "top_logprobs"}
+    if stream:
+        for part in parts:
+            (choice,) = part["choices"]
+            spoken = bool(choice["delta"].get("content"))
+            assert (choice["logprobs"] is not None) == spoken
+    assert upstream.received[0].parameters["logprobs"] == 2
+
+
+def test_log_probabilities_without_alternatives(
+    gateway: RunningGateway, upstream: FakeUpstream
+) -> None:
+    reply = call(gateway, "POST", CHAT_PATH, {**CHAT, "logprobs": True}).json
+    content = reply["choices"][0]["logprobs"]["content"]
+    assert [entry["top_logprobs"] for entry in content] == [[]] * len(WORDS)
+    text = call(gateway, "POST", TEXT_PATH, {**TEXT, "logprobs": 0}).json
+    logprobs = text["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == list(WORDS)
+    assert logprobs["top_logprobs"] is None
+    assert [received.parameters["logprobs"] for received in upstream.received] == [0, 0]
+
+
+def test_a_token_without_text_keeps_its_entry(
+    gateway: RunningGateway, upstream: FakeUpstream
+) -> None:
+    upstream.script = failing(("chunk", ("a", (1,), "")), ("chunk", ("", (2,), "stop")))
+    events = call(gateway, "POST", CHAT_PATH, {**CHAT, "logprobs": True, "stream": True}).events[
+        :-1
+    ]
+    entries = [
+        entry["logprob"]
+        for event in events
+        for choice in event["choices"]
+        if choice["logprobs"]
+        for entry in choice["logprobs"]["content"]
+    ]
+    assert entries == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("echo", [False, True])
+def test_text_log_probabilities(
+    gateway: RunningGateway, upstream: FakeUpstream, stream: bool, echo: bool
+) -> None:
+    prompt = "the word word"  # as this upstream's prompt_logprobs say
+    body = {**TEXT, "prompt": prompt, "logprobs": 1, "stream": stream, "echo": echo}
+    reply = call(gateway, "POST", TEXT_PATH, body)
+    merged: dict[str, list] = {}
+    text = ""
+    for part in reply.events[:-1] if stream else [reply.json]:
+        (choice,) = part["choices"]
+        text += choice["text"]
+        for name, values in choice["logprobs"].items():
+            merged.setdefault(name, []).extend(values)
+    pieces = ["the", " word", " word", *WORDS] if echo else list(WORDS)
+    values = [-1.0, -2.0, -3.0, -4.0, -5.0]
+    assert text == "".join(pieces)
+    assert merged["tokens"] == pieces
+    assert merged["token_logprobs"] == ([None, -1.0, -2.0, *values] if echo else values)
+    assert merged["text_offset"] == [len("".join(pieces[:i])) for i in range(len(pieces))]
+    assert merged["top_logprobs"][-1] == {"<1>": 0.0, "!": -5.0}
+    assert merged["top_logprobs"][0] == (None if echo else {"<1>": 0.0, "Hello": -1.0})
+    assert upstream.received[0].parameters.get("prompt_logprobs") == (1 if echo else None)

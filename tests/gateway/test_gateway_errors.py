@@ -114,9 +114,11 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"parallel_tool_calls": True}, "parallel_tool_calls"),
-    ({"logprobs": True}, "logprobs"),
     ({"logprobs": 0}, "logprobs"),
     ({"top_logprobs": 5}, "top_logprobs"),
+    ({"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 100_000}, "top_logprobs"),
     ({"store": True}, "store"),
     ({"modalities": ["text", "audio"]}, "modalities"),
 ]
@@ -140,7 +142,12 @@ BAD_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [1, 2], "echo": True}, "echo"),
     ({"suffix": "y"}, "suffix"),
     ({"best_of": 3}, "best_of"),
-    ({"logprobs": 0}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 1}, "top_logprobs"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"bad_words": ["x"] * 50_000}, "bad_words"),
+    ({"bad_words": [""]}, "bad_words[0]"),
     ({"max_completion_tokens": 4}, "max_completion_tokens"),
 ]
 

@@ -65,6 +65,29 @@ def test_completions(sdk: openai.OpenAI, upstream: FakeUpstream) -> None:
     assert upstream.received[-1].inputs == {"input_ids": [1, 2]}
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_log_probabilities(sdk: openai.OpenAI, n: int) -> None:
+    asked = {"model": "pocketllm", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+    answer = sdk.chat.completions.create(**asked, n=n)  # type: ignore[call-overload]
+    stream = sdk.chat.completions.create(**asked, n=n, stream=True)  # type: ignore[call-overload]
+    streamed: dict[int, list[object]] = {}
+    for chunk in stream:
+        for choice in chunk.choices:
+            if choice.logprobs is not None:
+                streamed.setdefault(choice.index, []).extend(choice.logprobs.content)
+    for index, choice in enumerate(answer.choices):
+        content = choice.logprobs.content
+        assert "".join(item.token for item in content) == choice.message.content == TEXT
+        assert [item.logprob for item in content] == [-1.0, -2.0, -3.0, -4.0, -5.0]
+        assert [len(item.top_logprobs) for item in content] == [2] * 5
+        assert streamed[index] == content
+    text = sdk.completions.create(model="pocketllm", prompt="a", logprobs=1)
+    logprobs = text.choices[0].logprobs
+    assert logprobs is not None
+    assert "".join(logprobs.tokens or []) == TEXT
+    assert logprobs.text_offset == [0, 5, 6, 11, 17]
+
+
 def test_models(sdk: openai.OpenAI) -> None:
     assert [model.id for model in sdk.models.list()] == ["pocketllm"]
     assert sdk.models.retrieve("pocketllm").owned_by == "pocketllm"

@@ -10,7 +10,8 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class Received:
     """Set by ``release``: scripts wait for it."""
     cancelled: bool = False
     """By a control message."""
+    output: int = 0
+    """Which of the request's ``n`` outputs the script is asked for."""
     answered: bool = False
     """The last response was made. As in a real server this is so before the client can see it, so
     a client that has seen the end never finds its request still open."""
@@ -169,13 +172,12 @@ class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
         if not context.add_callback(lambda: self._note(received.over.set)):
             received.over.set()  # the client was gone before this thread got its turn
         self._note(lambda: self.received.append(received))
-        steps = self.script(received)
         prompt = inputs.get("text_input") or inputs.get("messages") or ""
         prompt_tokens = len(inputs.get("input_ids") or str(prompt).split())
-        if not received.stream:
-            steps = _summed(steps)
-        sent = 0
-        for kind, value in steps:
+        answer = Answer(parameters, {output.name for output in request.outputs}, prompt_tokens)
+        wholes: list[tuple[Any, ...]] = []
+        outputs = parameters.get("n", 1)
+        for kind, value in self._steps(received):
             if received.cancelled:
                 received.answered = True
                 yield _error(f"in ensemble 'pocketllm', request '{request.id}': cancelled")
@@ -193,10 +195,22 @@ class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
             if kind == "raw":
                 yield value
                 continue
-            text, ids, reason, *stop = value
-            sent += len(ids)
-            received.answered = bool(reason)
-            yield chunk_response(text, ids, reason, stop[0] if stop else "", prompt_tokens, sent)
+            part = (received.output, *value)
+            if not received.stream:
+                wholes.append(part)
+                continue
+            received.answered = bool(value[2]) and received.output == outputs - 1
+            yield answer.response([part])
+        if wholes:
+            received.answered = True
+            yield answer.response(wholes)
+
+    def _steps(self, received: Received) -> Iterator[Step]:
+        """The script's steps for each of the request's outputs, one output after the other."""
+        for index in range(received.parameters.get("n", 1)):
+            received.output = index
+            steps = self.script(received)
+            yield from steps if received.stream else _summed(steps)
 
     def _call(self, model: str, inputs: Mapping[str, Any]) -> Any:
         if model == "tokenizer":
@@ -248,6 +262,81 @@ def _inputs(request: Any) -> dict[str, Any]:
     return values
 
 
+class Answer:
+    """Builds the responses of one request, with the outputs that it asked for."""
+
+    def __init__(
+        self, parameters: Mapping[str, Any], wanted: Collection[str], prompt_tokens: int
+    ) -> None:
+        self._parameters = parameters
+        self._wanted = wanted
+        self._prompt_tokens = prompt_tokens
+        self._sent: Counter[int] = Counter()
+        self._cumulative: Counter[int] = Counter()
+        self._prompt_sent = False
+
+    def response(self, parts: list[tuple[Any, ...]]) -> Any:
+        """``parts``: (output, text, ids, finish reason, stop reason or nothing) of each."""
+        outputs, texts, ids, reasons, *stops = zip(*parts, strict=True)
+        for output, tokens in zip(outputs, ids, strict=True):
+            self._sent[output] += len(tokens)
+            self._cumulative[output] -= sum(tokens)
+        cached = self._prompt_tokens // 2 if any(reasons) else 0
+        values: list[tuple[Any, ...]] = [
+            ("num_cached_tokens", [cached], "UINT32"),
+            ("num_input_tokens", [self._prompt_tokens], "UINT32"),
+            ("stop_reason", list(stops[0]) if stops else [""] * len(parts)),
+            ("finish_reason", list(reasons)),
+            ("num_output_tokens", [self._sent[output] for output in outputs], "UINT32"),
+            ("token_ids", [token for tokens in ids for token in tokens]),
+            ("text_output", list(texts)),
+            ("sequence_index", list(outputs)),
+            ("logprobs", self._logprobs(texts, ids)),
+            ("cumulative_logprob", [float(self._cumulative[o]) for o in outputs], "FP32"),
+            ("prompt_logprobs", self._prompt()),
+            ("timings", [json.dumps({"ttft_seconds": 0.5})] * len(parts) if all(reasons) else []),
+        ]
+        return _response([value for value in values if value[0] in self._wanted])
+
+    def _logprobs(self, texts: Sequence[str], ids: Sequence[tuple[int, ...]]) -> list[str]:
+        count = self._parameters.get("logprobs") or 0
+        return [
+            json.dumps(
+                [
+                    # A whole answer is one of `words`, whose token i + 1 is word i.
+                    logprob_entry(token, WORDS[token - 1] if len(tokens) > 1 else text, count)
+                    for token in tokens
+                ]
+            )
+            for text, tokens in zip(texts, ids, strict=True)
+        ]
+
+    def _prompt(self) -> list[str]:
+        """Once: a prompt of n tokens is "word word ..."."""
+        if self._prompt_sent:
+            return []
+        self._prompt_sent = True
+        count = self._parameters.get("prompt_logprobs") or 0
+        entries = [logprob_entry(i, " word", count) for i in range(1, self._prompt_tokens)]
+        return [json.dumps([None, *entries])]
+
+
+def logprob_entry(token: int, text: str, alternatives: int) -> dict[str, Any]:
+    """Token i has the log probability -i and is none of the likeliest, which are at 0."""
+    scores = {str(token): (float(-token), None, text)}
+    for rank in range(1, alternatives + 1):
+        scores[str(1000 + rank)] = (0.0, rank, f"<{rank}>")
+    return {
+        name: {
+            "logprob": logprob,
+            "rank": rank,
+            "decoded_token": piece,
+            "bytes": list(piece.encode()),
+        }
+        for name, (logprob, rank, piece) in scores.items()
+    }
+
+
 def chunk_response(
     text: str, ids: tuple[int, ...], reason: str, stop: str, prompt_tokens: int, sent: int
 ) -> Any:
@@ -268,14 +357,17 @@ def _response(outputs: list[tuple[Any, ...]]) -> Any:
     response = service_pb2.ModelStreamInferResponse()
     inner = response.infer_response
     for name, value, *kind in outputs:
-        if isinstance(value, str):
-            data = value.encode()
-            inner.outputs.add(name=name, datatype="BYTES", shape=[1])
-            inner.raw_output_contents.append(struct.pack("<I", len(data)) + data)
-        else:
+        items = [value] if isinstance(value, str) else value
+        if kind or name in ("token_ids", "input_ids", "sequence_index"):
             datatype = kind[0] if kind else "INT32"
-            inner.outputs.add(name=name, datatype=datatype, shape=[len(value)])
-            inner.raw_output_contents.append(struct.pack(f"<{len(value)}i", *value))
+            code = "f" if datatype == "FP32" else "i"
+            inner.raw_output_contents.append(struct.pack(f"<{len(items)}{code}", *items))
+        else:
+            datatype = "BYTES"
+            encoded = [item.encode() for item in items]
+            packed = b"".join(struct.pack("<I", len(data)) + data for data in encoded)
+            inner.raw_output_contents.append(packed)
+        inner.outputs.add(name=name, datatype=datatype, shape=[len(items)])
     return response
 
 

@@ -32,19 +32,28 @@ class Reply:
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     error: str | None = None
+    counts: dict[int, int] = field(default_factory=dict)
+    """Tokens of each output."""
 
     def add(self, body: Mapping[str, Any]) -> None:
         """One JSON response of the generate endpoints."""
         if "error" in body:
             self.error = body["error"]
             return
-        ids = body["token_ids"]
         self.responses += 1
-        self.text += body["text_output"]
-        self.token_ids += ids if isinstance(ids, list) else [ids]
-        self.finish_reason, self.stop_reason = body["finish_reason"], body["stop_reason"]
+        self.text += "".join(_items(body["text_output"]))
+        self.token_ids += _items(body["token_ids"])
+        self.finish_reason = _items(body["finish_reason"])[-1]
+        self.stop_reason = _items(body["stop_reason"])[-1]
         self.num_input_tokens = body["num_input_tokens"]
-        self.num_output_tokens = body["num_output_tokens"]
+        counts = _items(body["num_output_tokens"])
+        self.counts.update(zip(_items(body["sequence_index"]), counts, strict=True))
+        self.num_output_tokens = sum(self.counts.values())
+
+
+def _items(value: Any) -> list[Any]:
+    """Triton writes a vector of one element as a bare value."""
+    return value if isinstance(value, list) else [value]
 
 
 def post(url: str, body: Mapping[str, object] | bytes, timeout: float = 60) -> tuple[int, bytes]:
@@ -184,6 +193,7 @@ def grpc_stream(address: str, fields: Mapping[str, object], **options: Any) -> R
                         "stop_reason": result.as_numpy("stop_reason")[0].decode(),
                         "num_input_tokens": int(result.as_numpy("num_input_tokens")[0]),
                         "num_output_tokens": int(result.as_numpy("num_output_tokens")[0]),
+                        "sequence_index": int(result.as_numpy("sequence_index")[0]),
                     }
                 )
         except grpc.InferenceServerException as error:

@@ -112,7 +112,7 @@ def test_request_parameters(
         ({"text_input": "x", "max_tokens": 0}, 400),
         ({"text_input": "x", "temprature": 1}, 400),
         ({"messages": "nonsense"}, 400),
-        ({"text_input": "x", "n": 2}, None),
+        ({"text_input": "x", "n": 0}, 400),
     ],
 )
 def test_http_bodies(

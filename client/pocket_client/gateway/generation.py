@@ -29,6 +29,7 @@ from pocket_client.gateway.render import EventWriter, answer, event
 from pocket_client.gateway.service import Service
 from pocket_client.gateway.translate import Generation
 from pocket_client.gateway.upstreams import RoutedStream
+from pocket_client.gateway.usage import UsageSum
 from pocket_client.results import Chunk, Completion, Usage
 
 _log = logging.getLogger("pocket_client.gateway")
@@ -40,8 +41,8 @@ STALL_SECONDS = 30.0
 class ChunkWriter(Protocol):
     """Turns the chunks of one streamed answer into events."""
 
-    def chunk(self, index: int, chunk: Chunk) -> bytes:
-        """The events of one chunk of choice ``index``; may be empty."""
+    def chunk(self, prompt: int, chunk: Chunk) -> bytes:
+        """The events of one chunk of a prompt's stream; may be empty."""
 
     def end(self) -> bytes:
         """What follows the last chunk of the last choice."""
@@ -173,18 +174,18 @@ class GenerationResponse(Response):
     async def _stream(self, send: Send) -> None:
         """Headers are sent with the first chunk, so that a refused request gets its status."""
         writer = self.writer()
-        usages = [Usage()] * len(self._generation.requests)
+        used = UsageSum()
         started = time.monotonic()
         async with contextlib.aclosing(merge(self._open())) as chunks:
             async for index, chunk in chunks:
-                usages[index] = chunk.usage
+                used.add(index, chunk)
                 if not self._started:
                     self._first_chunk(started)
                     await _send_start(send, 200, b"text/event-stream; charset=utf-8")
                     self._started = True
                 if data := writer.chunk(index, chunk):
                     await _send_body(send, data, more=True)
-        self._count(usages)
+        self._count(used.by_prompt())
         self._leave_place()
         await _send_body(send, writer.end(), more=False)
 
@@ -199,7 +200,8 @@ class GenerationResponse(Response):
         self._service.metrics.first_token_seconds.observe(time.monotonic() - started)
         self._service.readiness.answered()
 
-    def _count(self, usages: list[Usage]) -> None:
+    def _count(self, usages: Sequence[Usage]) -> None:
+        """``usages``: one of each prompt."""
         metrics = self._service.metrics
         metrics.prompt_tokens.inc(sum(usage.prompt_tokens for usage in usages))
         metrics.completion_tokens.inc(sum(usage.completion_tokens for usage in usages))

@@ -100,8 +100,9 @@ class ResponseEvents:
         self._usage = Usage()
         self._status = ""
 
-    def chunk(self, _index: int, chunk: Chunk) -> bytes:
+    def chunk(self, prompt: int, chunk: Chunk) -> bytes:
         """The events of one chunk; the first ones come before it, the last ones after it."""
+        del prompt  # there is one
         parts = [] if self._started else self._opening()
         self._usage = chunk.usage
         if chunk.text:

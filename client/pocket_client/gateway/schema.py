@@ -15,6 +15,8 @@ _MAX_STOP_CHARS = 1024
 _MAX_BIAS = 1024
 _MAX_IDS = 128
 _MAX_NAME = 256
+_MAX_LOGPROBS = 20
+_MAX_BAD_WORDS = 32
 _MAX_PROMPT_TOKENS = 1 << 20
 _INT32_MAX = 2**31 - 1
 
@@ -22,7 +24,6 @@ Refusals = Mapping[str, tuple[tuple[object, ...], str]]
 """Field -> (values that mean what happens anyway, why all others are refused)."""
 
 _NO_TOOLS = "tool calls are not supported by this version; leave it out"
-_NO_LOGPROBS = "log probabilities are not supported by this version; leave it out"
 _NO_STRUCTURE = "structured output is not supported by this version; only text is generated"
 _NO_STORE = "nothing is stored here; leave it out"
 _NO_REASONING = "this server has no reasoning models; leave it out"
@@ -31,8 +32,7 @@ _TEXT_ONLY = "only text is supported"
 _REFUSED: Refusals = {
     "cache_salt": ((), "it is derived from the API key and cannot be chosen"),
     "priority": ((), "clients cannot choose it"),
-    "top_logprobs": ((0,), _NO_LOGPROBS),
-    "prompt_logprobs": ((), _NO_LOGPROBS),
+    "prompt_logprobs": ((), "use echo with logprobs of /v1/completions"),
     "best_of": ((1,), "only n is supported; choices are not ranked"),
     "use_beam_search": ((False,), "beam search is not supported"),
     "length_penalty": ((1, 1.0), "it belongs to beam search, which is not supported"),
@@ -50,7 +50,6 @@ CHAT_REFUSED: Refusals = {
     "parallel_tool_calls": ((), _NO_TOOLS),
     "functions": (([],), _NO_TOOLS),
     "function_call": (("none",), _NO_TOOLS),
-    "logprobs": ((False,), _NO_LOGPROBS),
     "store": ((False,), _NO_STORE),
     "metadata": (({},), _NO_STORE),
     "modalities": ((["text"],), _TEXT_ONLY),
@@ -64,7 +63,7 @@ CHAT_REFUSED: Refusals = {
 }
 COMPLETION_REFUSED: Refusals = {
     **_REFUSED,
-    "logprobs": ((), _NO_LOGPROBS),
+    "top_logprobs": ((), "it goes with /v1/chat/completions; use logprobs"),
     "suffix": (("",), "insertion is not supported"),
 }
 TOKENIZE_REFUSED: Refusals = {
@@ -129,6 +128,7 @@ class StreamOptions(Body):
 _TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 _TokenIds = Annotated[list[_TokenId], FailFast()]
 _Messages = Annotated[list[dict[str, Any]], FailFast()]
+_BadWord = Annotated[str, Field(min_length=1, max_length=128)]
 _TEXT = {"type": "string"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _Stop = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]})]
@@ -176,6 +176,7 @@ class _Sampling(Body):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    bad_words: list[_BadWord] = Field(default_factory=list, max_length=_MAX_BAD_WORDS)
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> _Sampling:
@@ -197,6 +198,8 @@ class ChatRequest(_Sampling):
 
     messages: _Messages = Field(min_length=1, max_length=_MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=_INT32_MAX)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -212,7 +215,14 @@ class ChatRequest(_Sampling):
             self.max_tokens != self.max_completion_tokens
         ):
             raise bad_request("max_tokens", "differs from max_completion_tokens; send one of them")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs", "only goes with logprobs: true")
         return self
+
+    @property
+    def alternatives(self) -> int | None:
+        """The wire's ``logprobs``."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(_Sampling):
@@ -220,6 +230,7 @@ class CompletionRequest(_Sampling):
 
     prompt: _Prompt
     echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
 
     @model_validator(mode="before")
     @classmethod
@@ -228,6 +239,11 @@ class CompletionRequest(_Sampling):
         if isinstance(cleaned, dict) and "prompt" in cleaned:
             _check_prompt(cleaned["prompt"])
         return cleaned
+
+    @property
+    def alternatives(self) -> int | None:
+        """The wire's ``logprobs``."""
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -1,4 +1,4 @@
-"""From OpenAI's fields to the wire's: one upstream request for each choice."""
+"""From OpenAI's fields to the wire's: one upstream request for each prompt."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ _SAME_NAME = (
     "include_stop_str_in_output",
     "ignore_eos",
     "skip_special_tokens",
+    "bad_words",
 )
 _DEFAULT_TEMPERATURE = 1.0
 """OpenAI's; the wire's own default is greedy."""
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's for text completions; a chat ends where the model ends it."""
-_SEEDS = 2**64
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One HTTP request, ready to run. Choice ``i`` of the answer is upstream request ``i``."""
+    """One HTTP request, ready to run. Upstream request ``p`` is that of prompt ``p``; its output
+    ``i`` is choice ``p * n + i`` of the answer."""
 
     id: str
     kind: str
@@ -41,12 +42,19 @@ class Generation:
     stream: bool
     include_usage: bool
     requests: tuple[GenerationRequest, ...]
-    prompt_of_choice: tuple[int, ...]
-    """Index of each choice's prompt: a prompt's tokens are counted once, whatever ``n``."""
+    n: int = 1
+    """Choices of each prompt."""
     echo: tuple[str, ...] = ()
-    """Text to put before each choice; empty without ``echo``."""
+    """Text to put before the choices of each prompt; empty without ``echo``."""
+    alternatives: int | None = None
+    """Log probabilities: how many of the likeliest tokens each has; None: they are not asked for.
+    """
     field_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What the client called the wire's fields, for error messages."""
+
+    @property
+    def choices(self) -> int:
+        return len(self.requests) * self.n
 
 
 def chat_generation(
@@ -60,26 +68,35 @@ def chat_generation(
     limit = body.max_completion_tokens or body.max_tokens
     flags = {"continue_final_message": body.continue_final_message}
     try:
-        requests = tuple(
-            chat_request(
-                body.messages,
-                _parameters(body, limit, tenant, index),
-                stream=body.stream,
-                request_id=f"{name}-{index}",
-                headers=headers,
-                add_generation_prompt=body.add_generation_prompt,
-                chat_template_kwargs=body.chat_template_kwargs,
-                **flags,
-            )
-            for index in range(n)
+        request = chat_request(
+            body.messages,
+            _parameters(body, limit, tenant),
+            stream=body.stream,
+            request_id=f"{name}-0",
+            headers=headers,
+            add_generation_prompt=body.add_generation_prompt,
+            chat_template_kwargs=body.chat_template_kwargs,
+            **flags,
         )
     except RecursionError:
         raise bad_request("messages", "nested too deeply") from None
-    names = {"prompt": "messages", "text_input": "messages", **_penalty_name(body)}
+    names = {
+        "prompt": "messages",
+        "text_input": "messages",
+        "logprobs": "top_logprobs" if body.top_logprobs else "logprobs",
+        **_penalty_name(body),
+    }
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     return Generation(
-        name, "chat", body.stream, body.include_usage, requests, (0,) * n, field_names=names
+        name,
+        "chat",
+        body.stream,
+        body.include_usage,
+        (request,),
+        n,
+        alternatives=body.alternatives,
+        field_names=names,
     )
 
 
@@ -98,7 +115,9 @@ def completion_generation(
     if body.echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise bad_request("echo", "only goes with prompts of text")
     limit = body.max_tokens or _DEFAULT_COMPLETION_TOKENS
-    choices = [(p, i) for p in range(len(prompts)) for i in range(n)]
+    parameters = _parameters(body, limit, tenant)
+    if body.echo and body.logprobs is not None:
+        parameters["prompt_logprobs"] = body.logprobs
     return Generation(
         name,
         "completion",
@@ -106,17 +125,23 @@ def completion_generation(
         body.include_usage,
         tuple(
             text_request(
-                prompts[prompt],
-                _parameters(body, limit, tenant, index),
+                prompt,
+                parameters,
                 stream=body.stream,
-                request_id=f"{name}-{prompt * n + index}",
+                request_id=f"{name}-{index}",
                 headers=headers,
             )
-            for prompt, index in choices
+            for index, prompt in enumerate(prompts)
         ),
-        tuple(prompt for prompt, _ in choices),
-        echo=tuple(str(prompts[prompt]) for prompt, _ in choices) if body.echo else (),
-        field_names={"text_input": "prompt", "input_ids": "prompt", **_penalty_name(body)},
+        n,
+        echo=tuple(str(prompt) for prompt in prompts) if body.echo else (),
+        alternatives=body.alternatives,
+        field_names={
+            "text_input": "prompt",
+            "input_ids": "prompt",
+            "prompt_logprobs": "logprobs",
+            **_penalty_name(body),
+        },
     )
 
 
@@ -133,9 +158,8 @@ def _penalty_name(body: ChatRequest | CompletionRequest) -> dict[str, str]:
 
 
 def _parameters(
-    body: ChatRequest | CompletionRequest, limit: int | None, tenant: Tenant, index: int
+    body: ChatRequest | CompletionRequest, limit: int | None, tenant: Tenant
 ) -> dict[str, object]:
-    """``index``: which of a prompt's choices; each has a seed of its own."""
     values: dict[str, object] = {name: getattr(body, name) for name in _SAME_NAME}
     values["temperature"] = _DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
     if body.top_p == 0:  # the wire has no 0: what is left is the likeliest token
@@ -144,7 +168,8 @@ def _parameters(
         values["top_p"] = body.top_p
     values["max_tokens"] = limit
     values["stop"] = body.stops or None
-    if body.seed is not None:
-        values["seed"] = body.seed if index == 0 else (body.seed + index) % _SEEDS
+    values["seed"] = body.seed
+    values["n"] = body.n if body.n != 1 else None
+    values["logprobs"] = body.alternatives
     values["cache_salt"] = tenant.cache_salt or None
     return {name: value for name, value in values.items() if value is not None and value != []}
