@@ -156,8 +156,8 @@ class SamplingParams:
             "min_tokens": self.min_tokens > 0,
             "penalties": self.has_penalties,
             "logit_bias": bool(self.logit_bias),
-            "token_masks": bool(self.bad_token_ids or self.bad_words)
-            or self.allowed_token_ids is not None,
+            "token_masks": bool(self.bad_token_ids) or self.allowed_token_ids is not None,
+            "bad_words": bool(self.bad_words),
             "logprobs": self.logprobs is not None,
             "prompt_logprobs": self.prompt_logprobs is not None,
             "n": self.n > 1,

@@ -39,8 +39,8 @@ class BackendExecutor(ABC):
         """Whether the executor honours ``feature``; unknown names are False.
 
         Names in use: ``batch_mode``, ``prefix_cache``, ``min_p``, ``min_tokens``, ``penalties``,
-        ``logit_bias``, ``token_masks`` (bad and allowed token ids), ``logprobs``,
-        ``prompt_logprobs``, ``n``,
+        ``logit_bias``, ``token_masks`` (bad and allowed token ids), ``bad_words`` (a step's
+        ``never_ids`` and ``banned_ids``), ``logprobs``, ``prompt_logprobs``, ``n``,
         ``block_copies``, ``swap``, ``tensor_parallel``.
         """
 

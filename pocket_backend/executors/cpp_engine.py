@@ -41,6 +41,7 @@ _FEATURES = frozenset(
         "penalties",
         "logit_bias",
         "token_masks",
+        "bad_words",
         "logprobs",
         "prompt_logprobs",
     }

@@ -118,10 +118,18 @@ def test_token_budget() -> None:
 def test_required_features() -> None:
     assert SamplingParams().required_features() == frozenset()
     params = SamplingParams(
-        min_p=0.1, min_tokens=1, presence_penalty=0.5, logit_bias={1: 1.0}, logprobs=0, n=2
+        min_p=0.1,
+        min_tokens=1,
+        presence_penalty=0.5,
+        logit_bias={1: 1.0},
+        logprobs=0,
+        n=2,
+        bad_words="x",
+        prompt_logprobs=1,
     )
     assert params.required_features() == {
-        "min_p", "min_tokens", "penalties", "logit_bias", "logprobs", "n"
+        "min_p", "min_tokens", "penalties", "logit_bias", "logprobs", "n", "bad_words",
+        "prompt_logprobs",
     }  # fmt: skip
 
 
