@@ -126,7 +126,7 @@ def test_http_bodies(
         assert json.loads(text)["error"]
 
 
-def test_errors_end_the_stream(server: TritonServer) -> None:
+def test_t16_errors_end_the_stream(server: TritonServer) -> None:
     """T16: an error is the last event, then the connection closes."""
     reply = generate_stream(server.http_url, {"text_input": "x", "max_tokens": 0})
     assert reply.error is not None
@@ -193,7 +193,7 @@ def test_the_detokenizer_is_public_too(
                 client.infer("detokenizer", inputs)
 
 
-def test_unary_infer_is_a_clear_error(server: TritonServer) -> None:
+def test_t12_unary_infer_is_a_clear_error(server: TritonServer) -> None:
     """T12: a decoupled model has no unary form."""
     with (
         grpc.InferenceServerClient(server.grpc_address) as client,

@@ -63,7 +63,7 @@ def test_grpc_cancel(fake_server: TritonServer) -> None:
 
 
 @pytest.mark.parametrize("abrupt", [False, True], ids=["close", "reset"])
-def test_http_disconnect(fake_server: TritonServer, abrupt: bool) -> None:
+def test_t8_http_disconnect(fake_server: TritonServer, abrupt: bool) -> None:
     """T8: Triton's HTTP front end notices when it next writes."""
     connection = http_stream(fake_server, LONG)
     wait_for(lambda: stats(fake_server)["running"] == 1, what="running")

@@ -161,7 +161,7 @@ def test_without_max_tokens_the_context_bounds_the_answer(fake_server: TritonSer
     assert (reply.num_output_tokens, reply.finish_reason) == (96, "length")
 
 
-def test_text_rule_over_broken_utf8(fake_server: TritonServer) -> None:
+def test_d5_text_rule_over_broken_utf8(fake_server: TritonServer) -> None:
     """D5: random bytes, one a token; the pieces join to the decoding of all ids."""
     bodies = [{"text_input": f"prompt {i}", "max_tokens": 64} for i in range(60)]
     with ThreadPoolExecutor(20) as pool:
@@ -173,7 +173,7 @@ def test_text_rule_over_broken_utf8(fake_server: TritonServer) -> None:
         assert len(stream.token_ids) == 64
 
 
-def test_stop_string_never_leaks(server: TritonServer) -> None:
+def test_d6_stop_string_never_leaks(server: TritonServer) -> None:
     """D6: a stop string that spans tokens and ends inside one."""
     free = generate(server.http_url, {"text_input": PROMPT, "max_tokens": 16}).text
     stop = free[3:9]
@@ -186,7 +186,7 @@ def test_stop_string_never_leaks(server: TritonServer) -> None:
     assert kept.text == free[: free.index(stop)] + stop
 
 
-def test_stream_true_on_generate_is_a_clear_error(server: TritonServer) -> None:
+def test_t12_stream_true_on_generate_is_a_clear_error(server: TritonServer) -> None:
     """T12: the wrong combination of endpoint and mode is refused, and nothing stays behind."""
     reply = generate(server.http_url, {"text_input": PROMPT, "stream": True, "max_tokens": 4})
     assert reply.error is not None
@@ -194,7 +194,7 @@ def test_stream_true_on_generate_is_a_clear_error(server: TritonServer) -> None:
     wait_for(lambda: at_baseline(control(server.http_url, {"stats": True})), what="baseline")
 
 
-def test_slow_detokenizer_gets_larger_chunks(tmp_path: Path) -> None:
+def test_t13_slow_detokenizer_gets_larger_chunks(tmp_path: Path) -> None:
     """T13: 16 streams make 1,600 tokens a second, this detokenizer does 50 chunks a second."""
     repository = shutil.copytree(find_model_repository(), tmp_path / "models")
     with (repository / "detokenizer" / "1" / "model.py").open("a") as model:

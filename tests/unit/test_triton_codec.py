@@ -82,7 +82,7 @@ def test_text_survives_and_lone_surrogates_do_not_raise() -> None:
     assert codec.text(PB, "t", "a\ud800").as_numpy()[0] == b"a?"
 
 
-def test_self_test_passes_and_detects_a_broken_stub() -> None:
+def test_t15_self_test_passes_and_detects_a_broken_stub() -> None:
     codec.self_test(PB)
     # What numpy 2 does to an older stub: string tensors come back empty or cut.
     broken = make_pb_utils()

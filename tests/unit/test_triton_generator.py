@@ -232,7 +232,7 @@ def test_t16_cancel_with_log_probabilities(model: GeneratorModel) -> None:
     wait_until(lambda: model._engine.stats().running == 0, "free slots")
 
 
-def test_many_at_once_end_exactly_once_on_one_thread(model: GeneratorModel) -> None:
+def test_t1_many_at_once_end_exactly_once_on_one_thread(model: GeneratorModel) -> None:
     """T1: 120 concurrent decoupled requests, good and bad."""
     good = [request(*range(1, 2 + i % 50), stream=i % 2 == 0) for i in range(120)]
     bad = [request(1, max_tokens=0), request(1, nonsense=1), Request({}), request(5000)]
@@ -386,7 +386,7 @@ def test_a_send_that_fails_ends_that_stream_only(model: GeneratorModel) -> None:
     assert broken.sender.finals == 1
 
 
-def test_chunks_are_merged_while_the_detokenizer_is_behind(model: GeneratorModel) -> None:
+def test_t13_chunks_are_merged_while_the_detokenizer_is_behind(model: GeneratorModel) -> None:
     """T13: nobody reports progress here, so at most MAX_WAITING chunks go out one by one."""
     inputs = {"stream": np.array([True]), "errors_as_output": np.array([True])}
     asked = [
@@ -409,7 +409,7 @@ def test_chunks_are_merged_while_the_detokenizer_is_behind(model: GeneratorModel
     assert len(again.sender.wait()) > 5
 
 
-def test_nothing_is_kept_after_the_final_response(model: GeneratorModel) -> None:
+def test_t7_nothing_is_kept_after_the_final_response(model: GeneratorModel) -> None:
     """T7: a reference to a sender or request keeps the model from being unloaded."""
     asked = [request(1), request(1, stream=False), request(1, max_tokens=0)]
     references = [weakref.ref(item) for r in asked for item in (r, r.sender)]
