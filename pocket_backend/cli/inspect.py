@@ -89,10 +89,11 @@ def run(options: argparse.Namespace) -> int:
 
 def judge(args: EngineArgs) -> Verdict:
     """Ask the registry, and then the backend as far as it answers without weights."""
-    from pocket_backend.executors.registry import available_backends, resolve_backend
+    from pocket_backend.executors.registry import available_backends, choose_backend
 
     try:
-        name = resolve_backend(args)
+        choice = choose_backend(args)
+        name = choice.name
         if name not in available_backends():
             return Verdict(None, f"backend {name} is not part of this version")
         if name == "cpp":
@@ -111,7 +112,7 @@ def judge(args: EngineArgs) -> Verdict:
     ]
     if missing:
         return Verdict(None, f"{' and '.join(missing)} not installed: pip install pocketllm[torch]")
-    return Verdict(name, f"backend {name} takes this kind of model")
+    return Verdict(name, choice.reason)
 
 
 def memory_need(

@@ -185,7 +185,7 @@ def test_other_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_why_a_model_is_not_served(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     write_gguf(file, TinyLlama(architecture="mystery"))
-    verdict = judge(EngineArgs(model=str(file)))
+    verdict = judge(EngineArgs(model=str(file), backend="cpp"))
     assert verdict.backend is None
     assert "mystery" in verdict.reason
 
