@@ -100,6 +100,10 @@ class Bench:
         values = {(point.metric, point.unit): value}
         if workload.family == "A":
             values |= latencies(result)
+        values |= {
+            (f"{process}_cpu_seconds", "s"): seconds
+            for process, seconds in result.cpu_seconds.items()
+        }
         return Sampled(point, workload.concurrency, values, self.monitor.last_was_quiet())
 
     def rest(self, engine: Engine) -> None:

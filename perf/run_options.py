@@ -1,4 +1,4 @@
-"""What the command lines of ``bench_engine`` and ``compare`` share."""
+"""What the command lines of ``bench_engine``, ``bench_triton`` and ``compare`` share."""
 
 from __future__ import annotations
 
@@ -45,12 +45,17 @@ class RunInfo:
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> None:
-    """Options that every engine benchmark has."""
+    """Options of a benchmark that runs the workloads A, B and C."""
+    add_run_arguments(parser, rounds=rounds)
+    parser.add_argument("--workloads", default="A,B,C", help="comma list of A, B, C")
+    parser.add_argument("--quick", action="store_true", help="A1, A8, B1024 and C only")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> None:
+    """Options that every engine benchmark has, whatever its workloads."""
     parser.add_argument("--model", help="a GGUF file; default: the demo model's package")
     parser.add_argument("--backend", default="auto", help="of ours: auto, cpp or fake")
     parser.add_argument("--threads", type=int, default=2, help="for every engine (default 2)")
-    parser.add_argument("--workloads", default="A,B,C", help="comma list of A, B, C")
-    parser.add_argument("--quick", action="store_true", help="A1, A8, B1024 and C only")
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the records there")

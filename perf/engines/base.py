@@ -42,10 +42,14 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """Requests in the order of their prompts; ``wall_seconds`` until the last one finished."""
+    """Requests in the order of their prompts; ``wall_seconds`` until the last one finished.
+
+    ``cpu_seconds``: CPU time meanwhile, by process, of an engine that is made of several.
+    """
 
     requests: tuple[RequestTimes, ...]
     wall_seconds: float
+    cpu_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def generated_tokens(self) -> int:

@@ -6,7 +6,8 @@ Engines print to standard output as they please, so that descriptor is pointed a
 
     {"op": "start", "options": {...}}                       -> {"ok": true, "info": {...}}
     {"op": "run", "prompts": [[...]], "max_new_tokens": n}  -> {"ok": true, "wall_seconds": s,
-        "requests": [{"token_ids": [...], "finished_seconds": s, "first_token_seconds": s}]}
+        "requests": [{"token_ids": [...], "finished_seconds": s, "first_token_seconds": s}],
+        "cpu_seconds": {"process": s}}
     {"op": "memory"}                                        -> {"ok": true, "resident_bytes": n}
     {"op": "close"}                                         -> {"ok": true}, then the process ends
 
@@ -43,6 +44,7 @@ def encode_result(result: BatchResult) -> Message:
         "ok": True,
         "wall_seconds": result.wall_seconds,
         "requests": [asdict(request) for request in result.requests],
+        "cpu_seconds": dict(result.cpu_seconds),
     }
 
 
@@ -58,7 +60,8 @@ def decode_result(message: Message) -> BatchResult:
         )
         for entry in message["requests"]  # type: ignore[attr-defined]
     )
-    return BatchResult(requests, float(message["wall_seconds"]))  # type: ignore[arg-type]
+    wall, cpu = message["wall_seconds"], message["cpu_seconds"]
+    return BatchResult(requests, float(wall), cpu)  # type: ignore[arg-type]
 
 
 def resident_bytes() -> int:
