@@ -158,7 +158,7 @@ def test_caller_settings_do_not_reach_a_worker(
 
 
 def test_results_survive_the_wire() -> None:
-    result = BatchResult((RequestTimes((1, 2), 0.5, 0.25), RequestTimes((), 1.0)), 1.0)
+    result = BatchResult((RequestTimes((1, 2), 0.5, 0.25), RequestTimes((), 1.0)), 1.0, {"x": 2.5})
     assert decode_result(json.loads(json.dumps(encode_result(result)))) == result
 
 

@@ -36,7 +36,7 @@ def test_section_holds_tables_image_and_facts(tmp_path: Path) -> None:
     assert text.index("facts") < text.index("<!-- end one -->")
 
 
-@pytest.mark.parametrize("name", ["compare", "bench_engine"])
+@pytest.mark.parametrize("name", ["compare", "bench_engine", "bench_triton"])
 def test_the_documentation_has_the_sections(name: str) -> None:
     text = (_ROOT / "docs" / "benchmarks.md").read_text()
     assert "body" in replace_section(text, name, "body")
