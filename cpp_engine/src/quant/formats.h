@@ -6,7 +6,8 @@
 #include "pocket/quant/dtype.h"
 
 /// The table of storage formats, private to this layer. A new format is one row in formats.cpp and
-/// one decoder in blocks.cpp.
+/// one decoder in blocks.cpp
+/// or coded_block.cpp.
 
 namespace pocket::quant {
 

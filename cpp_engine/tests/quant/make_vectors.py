@@ -2,7 +2,7 @@
 
 Run from the repository root: python cpp_engine/tests/quant/make_vectors.py
 The blocks have random codes and scales that cover both signs, zeros, subnormals, the largest half
-and infinity, plus one row that went through gguf's own quantiser. Deterministic.
+and infinity, plus one row that went through gguf's own quantiser where it has one. Deterministic.
 """
 
 from pathlib import Path
@@ -11,23 +11,43 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize, quantize
 
 QT = GGMLQuantizationType
-# Number of leading half-precision fields (scale, minimum) of a block.
-SCALES = {QT.Q8_0: 1, QT.Q4_0: 1, QT.Q4_1: 2}
+# Byte offsets of the half-precision fields (scale, minimum) of a block.
+SCALES = {
+    QT.Q8_0: (0,),
+    QT.Q4_0: (0,),
+    QT.Q4_1: (0, 2),
+    QT.Q5_0: (0,),
+    QT.Q5_1: (0, 2),
+    QT.IQ4_NL: (0,),
+    QT.Q2_K: (80, 82),
+    QT.Q3_K: (108,),
+    QT.Q4_K: (0, 2),
+    QT.Q5_K: (0, 2),
+    QT.Q6_K: (208,),
+    QT.IQ4_XS: (0,),
+}
+# Formats that gguf can quantise to.
+QUANTISABLE = {QT.Q8_0, QT.Q4_0, QT.Q4_1, QT.Q5_0, QT.Q5_1}
 SPECIAL_HALVES = [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x3C00, 0xBC01, 0x7BFF, 0xFBFF, 0x7C00]
+# Blocks of 256 values: fewer of them keep the file readable.
+SUPER_BLOCK_HALVES = [0x2E66, 0x83FF, 0x7BFF, 0x7C00]
 SPECIAL_FLOATS = [0x00000000, 0x80000000, 0x00000001, 0x7F7FFFFF, 0x7F800000, 0xFF800000]
 HEADER = "// Written by make_vectors.py from gguf.dequantize; do not edit.\n// clang-format off\n"
 
 
 def random_blocks(rng: np.random.Generator, qtype: QT) -> np.ndarray:
-    block_bytes = GGML_QUANT_SIZES[qtype][1]
-    blocks = rng.integers(0, 256, (len(SPECIAL_HALVES), block_bytes), dtype=np.uint8)
-    for field in range(SCALES.get(qtype, 0)):
-        halves = np.array(np.roll(SPECIAL_HALVES, 3 * field), dtype="<u2")
-        blocks[:, 2 * field : 2 * field + 2] = halves.view(np.uint8).reshape(-1, 2)
+    elements, block_bytes = GGML_QUANT_SIZES[qtype]
+    special = SPECIAL_HALVES if elements == 32 else SUPER_BLOCK_HALVES
+    blocks = rng.integers(0, 256, (len(special), block_bytes), dtype=np.uint8)
+    for field, offset in enumerate(SCALES[qtype]):
+        halves = np.array(np.roll(special, 3 * field), dtype="<u2")
+        blocks[:, offset : offset + 2] = halves.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(-1)
 
 
 def stored_row(rng: np.random.Generator, qtype: QT) -> np.ndarray:
+    if qtype in SCALES and qtype not in QUANTISABLE:
+        return random_blocks(rng, qtype)
     if qtype in SCALES:
         real = quantize(rng.standard_normal(64, dtype=np.float32), qtype).reshape(-1)
         return np.concatenate([random_blocks(rng, qtype), real.view(np.uint8)])
@@ -56,7 +76,7 @@ def c_array(values: np.ndarray, per_line: int, digits: int) -> str:
 def main() -> None:
     rng = np.random.default_rng(20261129)
     out = [HEADER]
-    for qtype in (QT.F32, QT.F16, QT.BF16, QT.Q8_0, QT.Q4_0, QT.Q4_1):
+    for qtype in (QT.F32, QT.F16, QT.BF16, *SCALES):
         stored = stored_row(rng, qtype)
         arrays = (c_array(stored, 16, 2), c_array(expected_bits(stored, qtype), 8, 8))
         out.append(f"{{DType::k{qtype.name},\n    {arrays[0]},\n    {arrays[1]}}},\n")

@@ -12,7 +12,16 @@ enum class DType : std::uint32_t {
   kF16 = 1,
   kQ4_0 = 2,
   kQ4_1 = 3,
+  kQ5_0 = 6,
+  kQ5_1 = 7,
   kQ8_0 = 8,
+  kQ2_K = 10,
+  kQ3_K = 11,
+  kQ4_K = 12,
+  kQ5_K = 13,
+  kQ6_K = 14,
+  kIQ4_NL = 20,
+  kIQ4_XS = 23,
   kBF16 = 30,
 };
 
@@ -26,7 +35,7 @@ struct DTypeInfo {
 /// True if this build can read tensors of the given GGUF type id.
 [[nodiscard]] bool is_supported_dtype(std::uint32_t gguf_type_id) noexcept;
 
-/// The name of any GGUF type id, also of formats that this build cannot read ("Q4_K"); "unknown"
+/// The name of any GGUF type id, also of formats that this build cannot read ("IQ1_M"); "unknown"
 /// for ids that ggml has not assigned. For messages.
 [[nodiscard]] std::string_view gguf_type_name(std::uint32_t gguf_type_id) noexcept;
 
