@@ -107,7 +107,8 @@ struct Activations {
         q(rows * kFfn),
         scale(rows * kFfn / kQuantBlock),
         scaled_sum(scale.size()),
-        negative_sum(scale.size()) {
+        negative_sum(scale.size()),
+        half_bias(2 * scale.size()) {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     for (float& value : x) {
@@ -115,12 +116,13 @@ struct Activations {
     }
   }
   [[nodiscard]] QuantisedRows rows_of(std::size_t columns, std::size_t rows) {
-    return {q.data(), scale.data(), scaled_sum.data(), negative_sum.data(), columns, rows};
+    return {q.data(), scale.data(), scaled_sum.data(), negative_sum.data(), half_bias.data(),
+            columns,  rows};
   }
   std::vector<float> x, y, head;
   std::vector<std::int8_t> q;
   std::vector<float> scale, scaled_sum;
-  std::vector<std::int32_t> negative_sum;
+  std::vector<std::int32_t> negative_sum, half_bias;
 };
 
 }  // namespace pocket::bench

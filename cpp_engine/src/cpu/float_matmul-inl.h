@@ -52,10 +52,20 @@ const void* columns_from(const FloatPanel& panel, std::size_t k, float* buffer) 
     case WeightSource::kCodes:
       break;
   }
-  if (panel.layout == PackedLayout::kU8Scale) {
-    decode_codes<false>(panel, k / kQuantBlock, buffer);
-  } else {
-    decode_codes<true>(panel, k / kQuantBlock, buffer);
+  const std::size_t block = k / kQuantBlock;
+  switch (panel.layout) {
+    case PackedLayout::kU8Scale:
+      decode_codes<false>(panel, block, buffer);
+      break;
+    case PackedLayout::kU4ScaleMin:
+    case PackedLayout::kU4Scale:
+      decode_codes<true>(panel, block, buffer);
+      break;
+    default:
+      with_coded_layout(panel.layout, [&]<PackedLayout kLayout>() {
+        decode_coded_columns<kLayout>(panel.data, block, buffer);
+      });
+      break;
   }
   return buffer;
 }
@@ -168,9 +178,7 @@ void matmul_f32(const PackedMatrix& w, const float* x, std::size_t ldx, std::siz
       return run(matmul_f32_source<WeightSource::kHalf>);
     case PackedLayout::kBF16:
       return run(matmul_f32_source<WeightSource::kBfloat16>);
-    case PackedLayout::kU4ScaleMin:
-    case PackedLayout::kU4Scale:
-    case PackedLayout::kU8Scale:
+    default:
       return run(matmul_f32_source<WeightSource::kCodes>);
   }
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "coded_panels.h"
 #include "pocket/base/error.h"
 #include "pocket/base/half.h"
 #include "tables.h"
@@ -83,8 +84,9 @@ void pack_float_row(const std::byte* row, std::size_t columns, std::size_t lane,
 }  // namespace
 
 std::size_t PackedMatrix::panel_bytes() const noexcept {
-  const std::size_t bytes = quantised() ? columns / kQuantBlock * block_bytes(layout)
-                                        : columns * kPanelRows * float_bytes(layout);
+  const std::size_t bytes = is_coded(layout) ? coded_panel_bytes(layout, columns)
+                            : quantised()    ? columns / kQuantBlock * block_bytes(layout)
+                                             : columns * kPanelRows * float_bytes(layout);
   return round_up(bytes, kAlign);
 }
 
@@ -96,6 +98,24 @@ PackedLayout packed_layout(DType type) {
       return PackedLayout::kU4Scale;
     case DType::kQ8_0:
       return PackedLayout::kU8Scale;
+    case DType::kQ5_0:
+      return PackedLayout::kU5Scale;
+    case DType::kQ5_1:
+      return PackedLayout::kU5ScaleMin;
+    case DType::kIQ4_NL:
+      return PackedLayout::kT4Scale;
+    case DType::kIQ4_XS:
+      return PackedLayout::kT4Sub32;
+    case DType::kQ4_K:
+      return PackedLayout::kU4Sub32Min;
+    case DType::kQ5_K:
+      return PackedLayout::kU5Sub32Min;
+    case DType::kQ2_K:
+      return PackedLayout::kU2Sub16Min;
+    case DType::kQ3_K:
+      return PackedLayout::kU3Sub16;
+    case DType::kQ6_K:
+      return PackedLayout::kU6Sub16;
     case DType::kF32:
       return PackedLayout::kF32;
     case DType::kF16:
@@ -148,7 +168,9 @@ PackedMatrix pack_matrix(DType type, std::span<const std::byte> stored, std::siz
         invalid("row_order names row " + std::to_string(source) + " of " + std::to_string(rows));
       }
       const std::byte* row = stored.data() + source * stored_row;
-      if (matrix.quantised()) {
+      if (is_coded(layout)) {
+        pack_coded_row(type, layout, row, columns, lane, target);
+      } else if (matrix.quantised()) {
         pack_quantised_row(layout, row, columns, lane, target);
       } else if (layout == PackedLayout::kF32) {
         pack_float_row<float>(row, columns, lane, target);
@@ -200,6 +222,9 @@ void unpack_packed_row(const PackedMatrix& w, std::size_t row, float* out) {
     case PackedLayout::kU4Scale:
     case PackedLayout::kU8Scale:
       unpack_quantised_row(w, panel, lane, out);
+      break;
+    default:
+      unpack_coded_row(w.layout, panel, w.columns, lane, out);
       break;
     case PackedLayout::kF32:
       for (std::size_t k = 0; k < w.columns; ++k) {

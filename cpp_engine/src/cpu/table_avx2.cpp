@@ -7,9 +7,12 @@
 #include "attention-inl.h"
 #include "attention_int8-inl.h"
 #include "attention_driver-inl.h"
+#include "code_lanes_avx2-inl.h"
+#include "coded_blocks-inl.h"
 #include "float_matmul-inl.h"
 #include "matmul_q8_avx2-inl.h"
 #include "matmul_q8_driver-inl.h"
+#include "matmul_coded-inl.h"
 // clang-format on
 
 namespace pocket {
@@ -18,7 +21,7 @@ const KernelTable& avx2_table() noexcept {
   using namespace avx2;
   static constexpr KernelTable kTable{
       .isa = Isa::kAvx2,
-      .matmul_q8 = matmul_q8,
+      .matmul_q8 = matmul_integer,
       .matmul_f32 = matmul_f32,
       .unpack_row = unpack_packed_row,
       .quantise_row = quantise_row,

@@ -8,10 +8,13 @@
 #include "attention-inl.h"
 #include "attention_int8-inl.h"
 #include "attention_driver-inl.h"
+#include "code_lanes_avx512-inl.h"
+#include "coded_blocks-inl.h"
 #include "float_matmul-inl.h"
 #include "matmul_q8_avx512-inl.h"
 #include "matmul_q8_wide_avx512-inl.h"
 #include "matmul_q8_driver-inl.h"
+#include "matmul_coded-inl.h"
 // clang-format on
 
 namespace pocket {
@@ -20,7 +23,7 @@ const KernelTable& avx512_table() noexcept {
   using namespace avx512;
   static constexpr KernelTable kTable{
       .isa = Isa::kAvx512,
-      .matmul_q8 = matmul_q8,
+      .matmul_q8 = matmul_integer,
       .matmul_f32 = matmul_f32,
       .unpack_row = unpack_packed_row,
       .quantise_row = quantise_row,

@@ -7,8 +7,11 @@
 #include "attention-inl.h"
 #include "attention_int8-inl.h"
 #include "attention_driver-inl.h"
+#include "code_lanes_scalar-inl.h"
+#include "coded_blocks-inl.h"
 #include "float_matmul-inl.h"
 #include "matmul_q8_scalar-inl.h"
+#include "matmul_coded-inl.h"
 // clang-format on
 
 namespace pocket {
@@ -17,7 +20,7 @@ const KernelTable& scalar_table() noexcept {
   using namespace scalar;
   static constexpr KernelTable kTable{
       .isa = Isa::kScalar,
-      .matmul_q8 = matmul_q8,
+      .matmul_q8 = matmul_integer,
       .matmul_f32 = matmul_f32,
       .unpack_row = unpack_packed_row,
       .quantise_row = quantise_row,

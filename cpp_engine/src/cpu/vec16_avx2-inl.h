@@ -148,7 +148,7 @@ inline std::uint32_t max_magnitude(const Vec& a, const Vec& b) {
   return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
 }
 
-inline std::int32_t store_codes(std::int8_t* to, const Vec& a, const Vec& b) {
+inline void store_codes(std::int8_t* to, const Vec& a, const Vec& b, std::int32_t* sums) {
   // Packing works within 128-bit halves; the permutation puts the 32-bit groups back in order.
   const __m256i first = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
   const __m256i second = _mm256_packs_epi32(_mm256_cvtps_epi32(b.low), _mm256_cvtps_epi32(b.high));
@@ -157,10 +157,9 @@ inline std::int32_t store_codes(std::int8_t* to, const Vec& a, const Vec& b) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), codes);
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
   const __m256i eight = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
-  return _mm_cvtsi128_si32(four);
+  const __m128i pairs_of_sums =
+      _mm_hadd_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(sums), _mm_hadd_epi32(pairs_of_sums, pairs_of_sums));
 }
 
 template <bool kNibbles>

@@ -122,17 +122,16 @@ inline std::uint32_t max_magnitude(Vec a, Vec b) {
   return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
 }
 
-inline std::int32_t store_codes(std::int8_t* to, Vec a, Vec b) {
+inline void store_codes(std::int8_t* to, Vec a, Vec b, std::int32_t* sums) {
   const __m128i low = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a));
   const __m128i high = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(b));
   const __m256i codes = _mm256_set_m128i(high, low);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), codes);
   const __m256i ones = _mm256_set1_epi8(1);
   const __m256i eight = _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, codes);
-  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
-  return _mm_cvtsi128_si32(four);
+  const __m128i pairs_of_sums =
+      _mm_hadd_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(sums), _mm_hadd_epi32(pairs_of_sums, pairs_of_sums));
 }
 
 template <bool kNibbles>

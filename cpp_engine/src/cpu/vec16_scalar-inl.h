@@ -151,15 +151,16 @@ std::uint32_t max_magnitude(const Vec& a, const Vec& b) {
   }
   return largest;
 }
-/// Stores 32 values, rounded to nearest even, as int8 and returns their sum.
-std::int32_t store_codes(std::int8_t* to, const Vec& a, const Vec& b) {
-  std::int32_t sum = 0;
+/// Stores 32 values, rounded to nearest even, as int8, and the sums of each 16 of them.
+void store_codes(std::int8_t* to, const Vec& a, const Vec& b, std::int32_t* sums) {
+  sums[0] = 0;
+  sums[1] = 0;
   for (std::size_t i = 0; i < kLanes; ++i) {
     to[i] = static_cast<std::int8_t>(std::nearbyint(a.lane[i]));
     to[i + kLanes] = static_cast<std::int8_t>(std::nearbyint(b.lane[i]));
-    sum += to[i] + to[i + kLanes];
+    sums[0] += to[i];
+    sums[1] += to[i + kLanes];
   }
-  return sum;
 }
 
 /// Column `column` (0..31) of a block of packed codes, as floats: lane = row.

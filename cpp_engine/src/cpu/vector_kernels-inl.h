@@ -112,19 +112,27 @@ constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 
 /// One block of 32 values (`a`, then `b`): amax, scale = amax / 127, q = round(x * (127 / amax)).
 void quantise_block(const Vec& a, const Vec& b, std::int8_t* q, float* scale, float* scaled_sum,
-                    std::int32_t* negative_sum) {
+                    std::int32_t* negative_sum, std::int32_t* half_bias, std::size_t bias_stride) {
   const std::uint32_t bits = max_magnitude(a, b);
   float amax;
   __builtin_memcpy(&amax, &bits, sizeof amax);
   if (bits >= kInfinityBits) {
-    *negative_sum = store_codes(q, zero(), zero());
+    std::int32_t unused[2];
+    store_codes(q, zero(), zero(), unused);
+    *negative_sum = 0;
+    half_bias[0] = 0;
+    half_bias[bias_stride] = 0;
     *scale = __builtin_nanf("");
     *scaled_sum = __builtin_nanf("");
     return;
   }
   const bool tiny = bits < kSmallestBlockBits;
   const Vec inverse = splat(tiny ? 0.0f : 127.0f / amax);
-  const std::int32_t total = store_codes(q, mul(a, inverse), mul(b, inverse));
+  std::int32_t sums[2];
+  store_codes(q, mul(a, inverse), mul(b, inverse), sums);
+  half_bias[0] = kHalfBiasFactor * sums[0];
+  half_bias[bias_stride] = kHalfBiasFactor * sums[1];
+  const std::int32_t total = sums[0] + sums[1];
   *negative_sum = -total;
   *scale = tiny ? 0.0f : amax / 127.0f;
   *scaled_sum = *scale * static_cast<float>(total);
@@ -139,7 +147,7 @@ void quantise_values(const QuantisedRow& out, Values values) {
     const std::size_t k = block * kQuantBlock;
     std::int8_t codes[kQuantBlock];
     quantise_block(values(k), values(k + kLanes), codes, out.scale + at, out.scaled_sum + at,
-                   out.negative_sum + at);
+                   out.negative_sum + at, out.half_bias + 2 * at, out.stride);
     for (std::size_t i = 0; i < kQuantBlock; i += kGroup) {
       __builtin_memcpy(out.q + (k + i) * out.stride, codes + i, kGroup);
     }

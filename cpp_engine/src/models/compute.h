@@ -61,6 +61,7 @@ class ActivationsPlan {
   std::size_t scale_ = 0;
   std::size_t scaled_sum_ = 0;
   std::size_t negative_sum_ = 0;
+  std::size_t half_bias_ = 0;
 };
 
 }  // namespace pocket

@@ -22,6 +22,29 @@ inline constexpr DType kQuantTypes[] = {DType::kQ4_1, DType::kQ4_0, DType::kQ8_0
 inline constexpr DType kAllTypes[] = {DType::kQ4_1, DType::kQ4_0, DType::kQ8_0,
                                       DType::kF16,  DType::kBF16, DType::kF32};
 
+inline constexpr DType kCodedTypes[] = {DType::kQ5_0, DType::kQ5_1,   DType::kQ2_K,
+                                        DType::kQ3_K, DType::kQ4_K,   DType::kQ5_K,
+                                        DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS};
+
+/// Where a block keeps its halves: d, then m or dmin.
+inline std::vector<std::size_t> half_offsets(DType type) {
+  switch (type) {
+    case DType::kQ2_K:
+      return {80, 82};
+    case DType::kQ3_K:
+      return {108};
+    case DType::kQ6_K:
+      return {208};
+    case DType::kQ4_1:
+    case DType::kQ5_1:
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+      return {0, 2};
+    default:
+      return {0};
+  }
+}
+
 /// The vector tables; those that the CPU lacks are left out, and isa_test.cpp says so.
 inline std::vector<const KernelTable*> vector_tables() {
   std::vector<const KernelTable*> tables;
@@ -104,9 +127,11 @@ class Weights {
       } else if (type == DType::kBF16) {
         put(0, float_to_bfloat16(value));
       } else {
-        put(0, float_to_half(value));
-        if (type == DType::kQ4_1) {
-          put(2, float_to_half(normal(random)));
+        // Super-blocks multiply by up to 127 again: a smaller d keeps products near the others'.
+        const float scale = info.block_size > kQuantBlock ? 0.05f : 1.0f;
+        put(half_offsets(type).front(), float_to_half(scale * value));
+        if (half_offsets(type).size() == 2) {
+          put(half_offsets(type).back(), float_to_half(scale * normal(random)));
         }
       }
     }
@@ -137,6 +162,7 @@ struct Quantised {
         scale(rows * columns / kQuantBlock),
         scaled_sum(scale.size()),
         negative_sum(scale.size()),
+        half_bias(2 * scale.size()),
         width(columns),
         height(rows) {}
   Quantised(const KernelTable& table, std::span<const float> x, std::size_t rows,
@@ -147,7 +173,8 @@ struct Quantised {
     }
   }
   [[nodiscard]] QuantisedRows view() {
-    return {q.data(), scale.data(), scaled_sum.data(), negative_sum.data(), width, height};
+    return {q.data(), scale.data(), scaled_sum.data(), negative_sum.data(), half_bias.data(),
+            width,    height};
   }
   [[nodiscard]] QuantisedRow row(std::size_t row) { return quantised_row(view(), row, 0, width); }
   [[nodiscard]] int code(std::size_t row, std::size_t column) {
@@ -159,7 +186,7 @@ struct Quantised {
   }
   std::vector<std::int8_t> q;
   std::vector<float> scale, scaled_sum;
-  std::vector<std::int32_t> negative_sum;
+  std::vector<std::int32_t> negative_sum, half_bias;
   std::size_t width;
   std::size_t height;
 };

@@ -13,7 +13,18 @@ enum class PackedLayout : std::uint8_t {
   kU4ScaleMin,  ///< Q4_1: x = d*q + m, q in 0..15
   kU4Scale,     ///< Q4_0: x = d*(q - 8), q in 0..15
   kU8Scale,  ///< Q8_0: x = d*(q - 128), q in 1..255 (stored offset by 128 for u8 x s8 dot products)
-  kF32,      ///< float panels, also for F16 and BF16 sources on the exact path
+  // Coded layouts (docs/kernels.md): planes of codes; s and n are bytes per 32 or 16 columns, d and
+  // dmin are shared by 256 columns.
+  kU5Scale,     ///< Q5_0: x = d*(q - 16)
+  kU5ScaleMin,  ///< Q5_1: x = d*q + m
+  kT4Scale,     ///< IQ4_NL: x = d*table[q]
+  kT4Sub32,     ///< IQ4_XS: x = d*s*table[q]
+  kU4Sub32Min,  ///< Q4_K: x = d*s*q - dmin*n
+  kU5Sub32Min,  ///< Q5_K: x = d*s*q - dmin*n
+  kU2Sub16Min,  ///< Q2_K: x = d*s*q - dmin*n
+  kU3Sub16,     ///< Q3_K: x = d*s*(q - 4)
+  kU6Sub16,     ///< Q6_K: x = d*s*(q - 32)
+  kF32,         ///< float panels, also for F16 and BF16 sources on the exact path
   kF16,
   kBF16,
 };
@@ -41,7 +52,7 @@ struct PackedMatrix {
 
   [[nodiscard]] std::size_t panels() const noexcept { return (rows + kPanelRows - 1) / kPanelRows; }
   [[nodiscard]] std::size_t panel_bytes() const noexcept;
-  [[nodiscard]] bool quantised() const noexcept { return layout <= PackedLayout::kU8Scale; }
+  [[nodiscard]] bool quantised() const noexcept { return layout < PackedLayout::kF32; }
 };
 
 /// The layout that tensors of this format are packed into.

@@ -8,6 +8,8 @@ namespace pocket {
 /// Rows of activations that the integer kernels take together.
 inline constexpr std::size_t kRowGroup = 8;
 
+inline constexpr std::int32_t kHalfBiasFactor = -32;
+
 /// Rows of activations quantised to int8 per block of 32 columns: x = scale * q.
 ///
 /// Rows stand in groups of `kRowGroup`; the last group has the `height` = 1..kRowGroup rows that
@@ -16,15 +18,19 @@ inline constexpr std::size_t kRowGroup = 8;
 ///
 ///   q                                [columns / 4][height][4]
 ///   scale, scaled_sum, negative_sum  [columns / 32][height]
+///   half_bias                        [columns / 16][height]
 ///
 /// Groups follow each other without gaps, so one row alone is stored plainly. `negative_sum` is
 /// minus the integer sum of a block's codes (where an unsigned weight code's offset starts the dot
-/// product), `scaled_sum` = scale * sum. Non-owning.
+/// product), `scaled_sum` = scale * sum. `half_bias` is `kHalfBiasFactor` times the sum of 16
+/// codes: where the dot product of half a block starts for weights that are stored offset by 32.
+/// Non-owning.
 struct QuantisedRows {
   std::int8_t* q;
   float* scale;
   float* scaled_sum;
   std::int32_t* negative_sum;
+  std::int32_t* half_bias;
   std::size_t columns;  ///< a multiple of 32
   std::size_t rows;
 };
@@ -35,6 +41,7 @@ struct QuantisedRow {
   float* scale;
   float* scaled_sum;
   std::int32_t* negative_sum;
+  std::int32_t* half_bias;
   std::size_t columns;  ///< a multiple of 32
   std::size_t
       stride;  ///< the group's height: distance of 4-byte groups of q, and of blocks' scales
