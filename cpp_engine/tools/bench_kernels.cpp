@@ -35,7 +35,8 @@ struct Options {
   std::size_t rounds = 7;
   bool best = false;
   Isa isa = select_isa();
-  std::vector<std::string> formats{"q4_1", "q4_0", "q8_0"};
+  std::vector<std::string> formats{"q4_1", "q4_0", "q8_0", "q5_0", "q5_1",   "q2_k",
+                                   "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"};
   std::vector<std::size_t> rows{1, 2, 4, 8, 16, 64, 512};
 };
 
@@ -43,9 +44,13 @@ struct Format {
   const char* name;
   DType type;
 };
-constexpr Format kFormats[] = {{"q4_1", DType::kQ4_1}, {"q4_0", DType::kQ4_0},
-                               {"q8_0", DType::kQ8_0}, {"f16", DType::kF16},
-                               {"bf16", DType::kBF16}, {"f32", DType::kF32}};
+constexpr Format kFormats[] = {
+    {"q4_1", DType::kQ4_1}, {"q4_0", DType::kQ4_0},     {"q8_0", DType::kQ8_0},
+    {"q5_0", DType::kQ5_0}, {"q5_1", DType::kQ5_1},     {"q2_k", DType::kQ2_K},
+    {"q3_k", DType::kQ3_K}, {"q4_k", DType::kQ4_K},     {"q5_k", DType::kQ5_K},
+    {"q6_k", DType::kQ6_K}, {"iq4_nl", DType::kIQ4_NL}, {"iq4_xs", DType::kIQ4_XS},
+    {"f16", DType::kF16},   {"bf16", DType::kBF16},     {"f32", DType::kF32},
+};
 
 template <typename Function>
 double seconds(Function function) {

@@ -24,6 +24,25 @@ inline constexpr std::size_t kHeadDim = 64;
 inline constexpr std::size_t kFfn = 1536;
 inline constexpr std::size_t kVocab = 49152;
 
+/// Where a block of a quantised format keeps its halves: d, then m or dmin (Q4_1 and others).
+inline std::vector<std::size_t> half_offsets(DType type) {
+  switch (type) {
+    case DType::kQ2_K:
+      return {80, 82};
+    case DType::kQ3_K:
+      return {108};
+    case DType::kQ6_K:
+      return {208};
+    case DType::kQ4_1:
+    case DType::kQ5_1:
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+      return {0, 2};
+    default:
+      return {0};
+  }
+}
+
 /// Stored rows of random codes with scales around 0.01.
 inline std::vector<std::byte> random_tensor(DType type, std::size_t rows, std::size_t columns) {
   std::mt19937 random(42);
@@ -35,13 +54,14 @@ inline std::vector<std::byte> random_tensor(DType type, std::size_t rows, std::s
   const auto put = [&](std::size_t at, std::uint16_t half) {
     std::memcpy(bytes.data() + at, &half, 2);
   };
-  const bool quantised = info.block_size == kQuantBlock;
+  const bool quantised = info.block_size >= kQuantBlock;
   for (std::size_t at = 0; at < bytes.size(); at += info.block_bytes) {
     const float value = 0.005f + 0.0001f * static_cast<float>(random() % 100);
     if (quantised) {
-      put(at, float_to_half(value));
-      if (type == DType::kQ4_1) {
-        put(at + 2, float_to_half(-8 * value));
+      const std::vector<std::size_t> halves = half_offsets(type);
+      put(at + halves.front(), float_to_half(value));
+      if (halves.size() == 2) {
+        put(at + halves.back(), float_to_half(-8 * value));
       }
     } else if (type == DType::kF32) {
       std::memcpy(bytes.data() + at, &value, 4);
@@ -52,7 +72,8 @@ inline std::vector<std::byte> random_tensor(DType type, std::size_t rows, std::s
   return bytes;
 }
 
-/// Every weight matrix of the model in one arena, in the order in which a step reads them.
+/// Every weight matrix of the model in one arena, in the order in which a step reads them. Formats
+/// with blocks of 256 values cannot hold 576 columns: theirs are 768.
 class ModelWeights {
  public:
   ModelWeights(DType type, bool with_head) {
@@ -60,12 +81,14 @@ class ModelWeights {
       std::size_t rows, columns;
       DType type;
     };
+    const std::size_t block = dtype_info(type).block_size;
+    const std::size_t hidden = (kHidden + block - 1) / block * block;
     std::vector<Shape> shapes;
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
-      shapes.push_back({kHidden + 2 * kKvHeads * kHeadDim, kHidden, type});  // q, k, v
-      shapes.push_back({kHidden, kHidden, type});                            // o
-      shapes.push_back({2 * kFfn, kHidden, type});                           // gate, up
-      shapes.push_back({kHidden, kFfn, type});                               // down
+      shapes.push_back({kHidden + 2 * kKvHeads * kHeadDim, hidden, type});  // q, k, v
+      shapes.push_back({kHidden, hidden, type});                            // o
+      shapes.push_back({2 * kFfn, hidden, type});                           // gate, up
+      shapes.push_back({kHidden, kFfn, type});                              // down
     }
     if (with_head) {
       shapes.push_back({kVocab, kHidden, DType::kQ8_0});

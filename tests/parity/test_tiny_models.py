@@ -1,6 +1,7 @@
 """Every structural feature and every format, on tiny random models, against Transformers.
 
-Exact path: 2e-4 of logits whose standard deviation is about 3; both sides are float32. Int8 path:
+Exact path: 2e-4 of logits whose standard deviation is about 3 (more in proportion where it is
+larger, as with the 256 columns of K-quants); both sides are float32. Int8 path:
 against Transformers whose inputs are rounded to int8 in the same way. Two layers leave no room for
 the rounding of a code to be amplified as in a deep model, so what is left is a few codes that
 differ by one where float32 noise moved a value across a rounding boundary: at most 5 % of the
@@ -18,12 +19,19 @@ import pytest
 import torch
 import transformers
 from engine_driver import Driver
-from tiny_gguf import FORMATS, TinyLlama, write_gguf
+from tiny_gguf import FORMATS, SUPER_BLOCK_FORMATS, TinyLlama, write_gguf
 
 pytestmark = pytest.mark.parity
 
 CONTEXT = 256
 TOKENS = 210
+
+
+def model_of(weight_format: str, **kw) -> TinyLlama:
+    """A model whose rows the format's blocks divide."""
+    if weight_format in SUPER_BLOCK_FORMATS:
+        kw |= {"hidden": 256, "ffn": 512, "head_dim": 64}
+    return TinyLlama(weight_format=weight_format, **kw)
 
 
 def tokens_for(model: TinyLlama) -> list[int]:
@@ -83,21 +91,46 @@ def logits_of(llama, tokens: list[int]) -> np.ndarray:
 def check_exact(path, model: TinyLlama, weights, rope: dict | None = None) -> None:
     tokens = tokens_for(model)
     expected = logits_of(reference(model, weights, rope), tokens)
+    tolerance = 2e-4 * max(1.0, float(expected.std()) / 3)
     driver = Driver(path, context=CONTEXT, precision="f32", kv_dtype="f32")
     for chunk in (None, 17):
         worst = np.abs(driver.all_logits(tokens, chunk=chunk) - expected).max(axis=1)
-        assert worst.max() < 2e-4, (chunk, int(worst.argmax()), float(worst.max()))
+        assert worst.max() < tolerance, (chunk, int(worst.argmax()), float(worst.max()))
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("weight_format", FORMATS + SUPER_BLOCK_FORMATS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_formats_on_the_exact_path(tmp_path, weight_format, tied):
-    model = TinyLlama(weight_format=weight_format, tied=tied)
+    model = model_of(weight_format, tied=tied)
     path = tmp_path / "model.gguf"
     check_exact(path, model, write_gguf(path, model))
 
 
-@pytest.mark.parametrize("weight_format", FORMATS)
+def check_alone(path, model: TinyLlama, llama, int8_activations) -> None:
+    """Tokens at position 0 against a reference that rounds alike.
+
+    One code that float noise moves across a rounding boundary shows in that token only; in a longer
+    text it would stay in the cache and move codes of every later token. So nearly all tokens agree
+    to float noise, and the rest to a code's worth.
+    """
+    tokens = tokens_for(model)[:40]
+    with int8_activations(llama), torch.no_grad():
+        expected = llama(torch.tensor([[token] for token in tokens])).logits[:, 0].numpy()
+    driver = Driver(path, context=CONTEXT, kv_dtype="f32")
+    got = np.stack([driver.all_logits([token])[0] for token in tokens])
+    worst = np.abs(got - expected).max(axis=1) / expected.std()
+    assert (worst < 1e-4).mean() >= 0.75, worst
+    assert worst.max() < 0.1, worst
+
+
+@pytest.mark.parametrize("weight_format", ("Q5_0", "Q5_1", "IQ4_NL", *SUPER_BLOCK_FORMATS))
+def test_coded_formats_on_the_int8_path(tmp_path, weight_format, int8_activations):
+    model = model_of(weight_format, tied=False)
+    path = tmp_path / "model.gguf"
+    check_alone(path, model, reference(model, write_gguf(path, model)), int8_activations)
+
+
+@pytest.mark.parametrize("weight_format", ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"))
 def test_formats_on_the_int8_path(tmp_path, weight_format, int8_activations):
     model = TinyLlama(weight_format=weight_format, tied=False)
     path = tmp_path / "model.gguf"
@@ -116,6 +149,21 @@ def test_formats_on_the_int8_path(tmp_path, weight_format, int8_activations):
     if expected is not exact:
         # The reference did round: we are several times closer to it than to the exact logits.
         assert error.mean() < 0.25 * np.abs(got - exact).mean()
+
+
+def test_a_mix_of_formats_as_in_published_files(tmp_path, int8_activations):
+    """Like Q4_K_M: Q4_K, with Q6_K where it matters and Q5_0 where 256 does not divide rows."""
+    model = TinyLlama(hidden=256, ffn=352, head_dim=64, weight_format="Q4_K", layers=3)
+    formats = {"token_embd.weight": "Q6_K"}
+    for layer in range(model.layers):
+        formats |= {
+            f"blk.{layer}.attn_v.weight": "Q6_K" if layer else "Q5_K",
+            f"blk.{layer}.ffn_down.weight": "Q5_0" if layer else "Q8_0",
+        }
+    path = tmp_path / "model.gguf"
+    weights = write_gguf(path, model, formats=formats)
+    check_exact(path, model, weights)
+    check_alone(path, model, reference(model, weights), int8_activations)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import ggml_quants
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as GgmlType
 
-FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
+SUPER_BLOCK_FORMATS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+"""Their rows are multiples of 256: hidden, heads * head_dim and ffn must be."""
 
 Weights = dict[str, np.ndarray]
 
@@ -146,7 +149,10 @@ def write_gguf(
     for name, values_f32 in weights.items():
         matrix = values_f32.ndim == 2
         kind = GgmlType[(formats or {}).get(name, model.weight_format if matrix else "F32")]
-        packed = gguf.quants.quantize(values_f32, kind)
+        if kind.name in ggml_quants.FORMATS:
+            packed = ggml_quants.quantize(values_f32, kind.name)
+        else:
+            packed = gguf.quants.quantize(values_f32, kind)
         stored[name] = gguf.quants.dequantize(packed, kind).reshape(values_f32.shape)
         heads = {"attn_q": model.heads, "attn_k": model.kv_heads}
         for part, count in heads.items():
