@@ -123,14 +123,14 @@ def check_alone(path, model: TinyLlama, llama, int8_activations) -> None:
     assert worst.max() < 0.1, worst
 
 
-@pytest.mark.parametrize("weight_format", ("Q5_0", "Q5_1", "IQ4_NL", *SUPER_BLOCK_FORMATS))
+@pytest.mark.parametrize("weight_format", ["Q5_0", "Q5_1", "IQ4_NL", *SUPER_BLOCK_FORMATS])
 def test_coded_formats_on_the_int8_path(tmp_path, weight_format, int8_activations):
     model = model_of(weight_format, tied=False)
     path = tmp_path / "model.gguf"
     check_alone(path, model, reference(model, write_gguf(path, model)), int8_activations)
 
 
-@pytest.mark.parametrize("weight_format", ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"))
+@pytest.mark.parametrize("weight_format", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
 def test_formats_on_the_int8_path(tmp_path, weight_format, int8_activations):
     model = TinyLlama(weight_format=weight_format, tied=False)
     path = tmp_path / "model.gguf"
