@@ -18,7 +18,7 @@ QuantisedRow quantised_row(const QuantisedRows& x, std::size_t row, std::size_t 
           .scale = x.scale + block,
           .scaled_sum = x.scaled_sum + block,
           .negative_sum = x.negative_sum + block,
-          .half_bias = x.half_bias + half,
+          .half_bias = x.half_bias == nullptr ? nullptr : x.half_bias + half,
           .columns = count,
           .stride = height};
 }
@@ -30,7 +30,7 @@ QuantisedRows quantised_range(const QuantisedRows& x, std::size_t begin,
           .scale = x.scale + block,
           .scaled_sum = x.scaled_sum + block,
           .negative_sum = x.negative_sum + block,
-          .half_bias = x.half_bias + 2 * block,
+          .half_bias = x.half_bias == nullptr ? nullptr : x.half_bias + 2 * block,
           .columns = x.columns,
           .rows = count};
 }

@@ -111,46 +111,52 @@ constexpr std::uint32_t kSmallestBlockBits = 0x03000000u;  // 2^-121 > 127 / FLT
 constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 
 /// One block of 32 values (`a`, then `b`): amax, scale = amax / 127, q = round(x * (127 / amax)).
-void quantise_block(const Vec& a, const Vec& b, std::int8_t* q, float* scale, float* scaled_sum,
-                    std::int32_t* negative_sum, std::int32_t* half_bias, std::size_t bias_stride) {
+/// kStride: the row's stride if it is a compile-time number (then addresses are constants), else 0.
+template <std::size_t kStride>
+inline void quantise_block(const Vec& a, const Vec& b, std::size_t block, const QuantisedRow& out) {
+  const std::size_t stride = kStride == 0 ? out.stride : kStride;
+  const std::size_t at = block * stride;
   const std::uint32_t bits = max_magnitude(a, b);
   float amax;
   __builtin_memcpy(&amax, &bits, sizeof amax);
-  if (bits >= kInfinityBits) {
-    std::int32_t unused[2];
-    store_codes(q, zero(), zero(), unused);
-    *negative_sum = 0;
-    half_bias[0] = 0;
-    half_bias[bias_stride] = 0;
-    *scale = __builtin_nanf("");
-    *scaled_sum = __builtin_nanf("");
-    return;
-  }
-  const bool tiny = bits < kSmallestBlockBits;
-  const Vec inverse = splat(tiny ? 0.0f : 127.0f / amax);
+  const bool finite = bits < kInfinityBits;
+  const bool usable = finite && bits >= kSmallestBlockBits;
+  // A NaN or infinity has no codes to speak of; its scale is NaN.
+  const Vec inverse = splat(usable ? 127.0f / amax : 0.0f);
+  const float scale = usable ? amax / 127.0f : finite ? 0.0f : __builtin_nanf("");
+  std::int8_t codes[kQuantBlock];
   std::int32_t sums[2];
-  store_codes(q, mul(a, inverse), mul(b, inverse), sums);
-  half_bias[0] = kHalfBiasFactor * sums[0];
-  half_bias[bias_stride] = kHalfBiasFactor * sums[1];
+  store_codes(codes, finite ? mul(a, inverse) : zero(), finite ? mul(b, inverse) : zero(), sums);
+  constexpr std::size_t kGroup = 4;
+  std::int8_t* q = out.q + at * kQuantBlock;
+#pragma GCC unroll 8
+  for (std::size_t i = 0; i < kQuantBlock; i += kGroup) {
+    __builtin_memcpy(q + i * stride, codes + i, kGroup);
+  }
   const std::int32_t total = sums[0] + sums[1];
-  *negative_sum = -total;
-  *scale = tiny ? 0.0f : amax / 127.0f;
-  *scaled_sum = *scale * static_cast<float>(total);
+  out.scale[at] = scale;
+  out.negative_sum[at] = -total;
+  out.scaled_sum[at] = scale * static_cast<float>(total);
+  if (out.half_bias != nullptr) {
+    out.half_bias[2 * at] = kHalfBiasFactor * sums[0];
+    out.half_bias[2 * at + stride] = kHalfBiasFactor * sums[1];
+  }
 }
 
 /// Quantises a row; `values(k)` gives the 16 values from column k on.
 template <typename Values>
 void quantise_values(const QuantisedRow& out, Values values) {
-  constexpr std::size_t kGroup = 4;
-  for (std::size_t block = 0; block * kQuantBlock < out.columns; ++block) {
-    const std::size_t at = block * out.stride;
-    const std::size_t k = block * kQuantBlock;
-    std::int8_t codes[kQuantBlock];
-    quantise_block(values(k), values(k + kLanes), codes, out.scale + at, out.scaled_sum + at,
-                   out.negative_sum + at, out.half_bias + 2 * at, out.stride);
-    for (std::size_t i = 0; i < kQuantBlock; i += kGroup) {
-      __builtin_memcpy(out.q + (k + i) * out.stride, codes + i, kGroup);
+  const std::size_t blocks = out.columns / kQuantBlock;
+  if (out.stride == kRowGroup) {
+    for (std::size_t block = 0; block < blocks; ++block) {
+      const std::size_t k = block * kQuantBlock;
+      quantise_block<kRowGroup>(values(k), values(k + kLanes), block, out);
     }
+    return;
+  }
+  for (std::size_t block = 0; block < blocks; ++block) {
+    const std::size_t k = block * kQuantBlock;
+    quantise_block<0>(values(k), values(k + kLanes), block, out);
   }
 }
 

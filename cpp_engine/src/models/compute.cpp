@@ -14,7 +14,9 @@ ActivationsPlan::ActivationsPlan(BufferPlan& plan, std::size_t rows, std::size_t
     scale_ = plan.add<float>(blocks);
     scaled_sum_ = plan.add<float>(blocks);
     negative_sum_ = plan.add<std::int32_t>(blocks);
-    half_bias_ = plan.add<std::int32_t>(2 * blocks);
+    if (form.half_sums) {
+      half_bias_ = plan.add<std::int32_t>(2 * blocks);
+    }
   }
 }
 
@@ -29,7 +31,9 @@ Activations ActivationsPlan::bind(AlignedBuffer& arena) const {
                        .scale = arena.view<float>(scale_, blocks).data(),
                        .scaled_sum = arena.view<float>(scaled_sum_, blocks).data(),
                        .negative_sum = arena.view<std::int32_t>(negative_sum_, blocks).data(),
-                       .half_bias = arena.view<std::int32_t>(half_bias_, 2 * blocks).data(),
+                       .half_bias = form_.half_sums
+                                        ? arena.view<std::int32_t>(half_bias_, 2 * blocks).data()
+                                        : nullptr,
                        .columns = columns_,
                        .rows = 0};
   }

@@ -22,16 +22,17 @@ struct Compute {
 struct InputForm {
   bool floats = false;
   bool quantised = false;
+  bool half_sums = false;  ///< of quantised rows: QuantisedRows::half_bias
 
   friend InputForm operator|(InputForm a, InputForm b) {
-    return {a.floats || b.floats, a.quantised || b.quantised};
+    return {a.floats || b.floats, a.quantised || b.quantised, a.half_sums || b.half_sums};
   }
 };
 
 /// Float layouts (F32, F16, BF16 tensors) are multiplied in float32 at either precision.
 [[nodiscard]] inline InputForm input_form(const PackedMatrix& w, Precision precision) noexcept {
   const bool integer = w.quantised() && precision == Precision::kInt8;
-  return {.floats = !integer, .quantised = integer};
+  return {.floats = !integer, .quantised = integer, .half_sums = integer && w.coded()};
 }
 
 /// Rows of activations in the forms that their consumers want; arrays of unused forms are null.

@@ -20,8 +20,9 @@ DecoderWorkspace::DecoderWorkspace(const DecoderConfig& config, const ModelOptio
   const std::size_t key_at = plan.add<float>(kv_floats);
   const std::size_t value_at = plan.add<float>(kv_floats);
   const std::size_t out_at = plan.add<float>(query_floats);
-  const ActivationsPlan attention_plan(plan, tokens, config.query_width(),
-                                       {.quantised = forms.attention_inner.quantised});
+  const ActivationsPlan attention_plan(
+      plan, tokens, config.query_width(),
+      {.quantised = forms.attention_inner.quantised, .half_sums = forms.attention_inner.half_sums});
   const ActivationsPlan mlp_plan(plan, tokens, config.ffn, forms.mlp_inner);
   const ActivationsPlan head_plan(plan, options.max_logits_rows, config.hidden, forms.head_input);
   const std::size_t logits_at = plan.add<float>(options.max_logits_rows * logits_stride);

@@ -53,6 +53,9 @@ struct PackedMatrix {
   [[nodiscard]] std::size_t panels() const noexcept { return (rows + kPanelRows - 1) / kPanelRows; }
   [[nodiscard]] std::size_t panel_bytes() const noexcept;
   [[nodiscard]] bool quantised() const noexcept { return layout < PackedLayout::kF32; }
+  [[nodiscard]] bool coded() const noexcept {
+    return layout > PackedLayout::kU8Scale && layout < PackedLayout::kF32;
+  }
 };
 
 /// The layout that tensors of this format are packed into.

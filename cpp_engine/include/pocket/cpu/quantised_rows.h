@@ -23,8 +23,8 @@ inline constexpr std::int32_t kHalfBiasFactor = -32;
 /// Groups follow each other without gaps, so one row alone is stored plainly. `negative_sum` is
 /// minus the integer sum of a block's codes (where an unsigned weight code's offset starts the dot
 /// product), `scaled_sum` = scale * sum. `half_bias` is `kHalfBiasFactor` times the sum of 16
-/// codes: where the dot product of half a block starts for weights that are stored offset by 32.
-/// Non-owning.
+/// codes: where the dot product of half a block starts for weights that are stored offset by 32;
+/// null if no coded layout (PackedMatrix::coded) will read it. Non-owning.
 struct QuantisedRows {
   std::int8_t* q;
   float* scale;
