@@ -29,7 +29,7 @@ from pocket_backend.triton.liveness import find_processes, sample_process
 from pocket_backend.triton.ports import Ports
 from pocket_client.errors import PocketClientError
 from pocket_client.options import GenerationRequest, text_request
-from pocket_client.wire_grpc import CHANNEL_OPTIONS, generation_message, read_chunk
+from pocket_client.wire_grpc import CHANNEL_OPTIONS, generation_message, read_chunks
 
 CLIENT = "client"
 RUN_TIMEOUT_SECONDS = 280.0
@@ -151,16 +151,15 @@ def request_times(arrivals: Arrivals, request: GenerationRequest) -> RequestTime
     first: float | None = None
     for seconds, response in arrivals:
         try:
-            chunk = read_chunk(response, request)
+            chunks = read_chunks(response, request)
         except PocketClientError as error:
             raise EngineFailure(f"triton: {error}") from error
-        if chunk is None:
-            continue
-        tokens += chunk.token_ids
-        if first is None and tokens:
-            first = seconds
-        if chunk.finish_reason is not None:
-            return RequestTimes(tuple(tokens), seconds, first)
+        for chunk in chunks:
+            tokens += chunk.token_ids
+            if first is None and tokens:
+                first = seconds
+            if chunk.finish_reason is not None:
+                return RequestTimes(tuple(tokens), seconds, first)
     raise EngineFailure(f"triton: a stream ended after {len(tokens)} tokens without its last chunk")
 
 

@@ -56,14 +56,15 @@ def test_cpu_seconds_stand_beside_by_process() -> None:
 def response(tokens: list[int], reason: str = "", error: str = "") -> object:
     """One ``ModelStreamInferResponse`` of the ensemble."""
     made = service_pb2.ModelStreamInferResponse(error_message=error)
-    for name, raw in (
-        ("text_output", b""),
-        ("token_ids", struct.pack(f"<{len(tokens)}i", *tokens)),
-        ("finish_reason", struct.pack("<I", len(reason)) + reason.encode()),
-        ("stop_reason", b""),
-        *((f"num_{what}_tokens", bytes(4)) for what in ("input", "output", "cached")),
+    text = struct.pack("<I", len(reason)) + reason.encode()
+    for name, kind, raw in (
+        ("text_output", "BYTES", struct.pack("<I", 0)),
+        ("token_ids", "INT32", struct.pack(f"<{len(tokens)}i", *tokens)),
+        ("finish_reason", "BYTES", text),
+        ("stop_reason", "BYTES", struct.pack("<I", 0)),
+        *((f"num_{what}_tokens", "UINT32", bytes(4)) for what in ("input", "output", "cached")),
     ):
-        made.infer_response.outputs.add(name=name)
+        made.infer_response.outputs.add(name=name, datatype=kind, shape=[1])
         made.infer_response.raw_output_contents.append(raw)
     return made
 
