@@ -5,13 +5,17 @@ Every request has an end that is right for its kind; any other end is a failure,
 
 from __future__ import annotations
 
+import http.client
 import random
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 
 from pocket_client import Client
 from pocket_client.client import Stream
@@ -21,13 +25,18 @@ from pocket_client.errors import (
     PocketClientError,
     RequestCancelledError,
 )
+from pocket_client.retry import RetryPolicy
 
 _WORDS = ("river", "seven", "green", "window", "slowly", "answer", "paper", "north", "child",
           "stone")  # fmt: skip
 _SYSTEM = "You answer briefly. " + "Facts matter more than style. " * 12
 """The shared prefix of chat sessions."""
 _DEADLINE_SECONDS = 0.2
-_WAIT_SECONDS = 120.0
+WAIT_SECONDS = 120.0
+_NOISE_SECONDS = 0.5
+"""How long a client that sent no request at all waits for what the server makes of it."""
+_PAUSE_SECONDS = 0.1
+"""After an error: clients of a server that is gone would ask it a thousand times a second."""
 OK = "ok"
 
 
@@ -44,6 +53,10 @@ class Outcome:
     """First chunk of a request that was read to its end."""
     per_token: float | None = None
     """Mean time per further token of such a request."""
+    seconds: float = 0.0
+    """From ``at`` to its end."""
+    error: str = ""
+    """Class of the error that it should not have ended with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +69,33 @@ class Mix:
             "leave": 2, "cancel": 1, "deadline": 1, "invalid": 1, "garbage": 1,
         }
     )  # fmt: skip
+    """Further: ``noise``."""
     max_tokens: int = 64
     long_words: int = 400
 
 
 class MixedLoad:
-    """``users`` threads against one server. ``stop`` ends it after the requests in progress."""
+    """``users`` threads against one server. ``stop`` ends it after the requests in progress.
+
+    ``wait_seconds``: a client's patience with a request, after which it gives up. ``retry``: how
+    clients repeat requests (None: as ``Client`` does).
+    """
 
     def __init__(
-        self, grpc_address: str, http_url: str, *, users: int, mix: Mix | None = None, seed: int = 0
+        self,
+        grpc_address: str,
+        http_url: str,
+        *,
+        users: int,
+        mix: Mix | None = None,
+        seed: int = 0,
+        retry: RetryPolicy | None = None,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        self._grpc = Client(grpc_address, timeout=_WAIT_SECONDS)
-        self._http = Client(http_url, timeout=_WAIT_SECONDS)
+        self._wait_seconds = wait_seconds
+        self._grpc = Client(grpc_address, timeout=wait_seconds, retry=retry)
+        self._http = Client(http_url, timeout=wait_seconds, retry=retry)
+        self._grpc_address = grpc_address
         self._http_url = http_url
         self._mix = mix or Mix()
         self._kinds: dict[str, Callable[[random.Random], Outcome]] = {
@@ -80,10 +108,13 @@ class MixedLoad:
             "deadline": self._deadline,
             "invalid": self._invalid,
             "garbage": self._garbage,
+            "noise": self._noise,
         }
         self._stopped = threading.Event()
-        self._started = 0.0
+        self.started = 0.0
+        """``time.monotonic`` of ``start``."""
         self._lock = threading.Lock()
+        self._sent: Counter[str] = Counter()
         self._outcomes: list[Outcome] = []
         self._threads = [
             threading.Thread(target=self._user, args=(random.Random(f"{seed}-{i}"),), daemon=True)
@@ -91,15 +122,22 @@ class MixedLoad:
         ]
 
     def start(self) -> None:
-        self._started = time.monotonic()
+        self.started = time.monotonic()
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> list[Outcome]:
-        """Everything that happened, in order of ending."""
+    def sent(self) -> Counter[str]:
+        """Requests by kind, counted before they are sent."""
+        with self._lock:
+            return Counter(self._sent)
+
+    def stop(self, timeout: float | None = None) -> list[Outcome]:
+        """Everything that happened, in order of ending. Requests that are still open after
+        ``timeout`` seconds (None: waits for ever) have no outcome."""
         self._stopped.set()
+        deadline = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
-            thread.join()
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         self._grpc.close()
         self._http.close()
         with self._lock:
@@ -109,15 +147,21 @@ class MixedLoad:
         kinds, weights = list(self._mix.weights), list(self._mix.weights.values())
         while not self._stopped.is_set():
             kind = draw.choices(kinds, weights)[0]
-            at = time.monotonic() - self._started
+            with self._lock:
+                self._sent[kind] += 1
+            began = time.monotonic()
             try:
                 outcome = self._kinds[kind](draw)
-                outcome = Outcome(kind, at, outcome.ended, outcome.tokens, outcome.ttft,
-                                  outcome.per_token)  # fmt: skip
-            except (PocketClientError, OSError) as error:
-                outcome = Outcome(kind, at, f"{type(error).__name__}: {str(error)[:200]}")
+            except (PocketClientError, OSError, http.client.HTTPException) as error:
+                name = type(error).__name__
+                outcome = Outcome(kind, 0.0, f"{name}: {str(error)[:200]}", error=name)
+            outcome = replace(
+                outcome, kind=kind, at=began - self.started, seconds=time.monotonic() - began
+            )
             with self._lock:
                 self._outcomes.append(outcome)
+            if outcome.error:
+                self._stopped.wait(_PAUSE_SECONDS)
 
     # --- kinds ------------------------------------------------------------------------------------
 
@@ -176,11 +220,35 @@ class MixedLoad:
             headers={"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=_WAIT_SECONDS):
+            with urllib.request.urlopen(request, timeout=self._wait_seconds):
                 return Outcome("", 0.0, "garbage was answered")
         except urllib.error.HTTPError as error:
             with error:
                 return Outcome("", 0.0, OK if error.code in (400, 500) else f"status {error.code}")
+
+    def _noise(self, draw: random.Random) -> Outcome:
+        """No request at all: bytes on a connection of its own, to either port, then gone."""
+        port = draw.choice((self._grpc_address, urlsplit(self._http_url).netloc))
+        host, _, number = port.rpartition(":")
+        junk = draw.randbytes(draw.randint(1, 2000))
+        data = draw.choice(
+            (
+                junk,
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + junk,
+                b"POST /v2/models/pocketllm/generate HTTP/1.1\r\nContent-Length: 9000\r\n\r\n"
+                + junk,
+            )
+        )
+        with socket.create_connection(
+            (host, int(number)), timeout=self._wait_seconds
+        ) as connection:
+            connection.settimeout(_NOISE_SECONDS)
+            try:
+                connection.sendall(data)
+                connection.recv(1000)
+            except (TimeoutError, ConnectionError):
+                pass  # it may wait for more, or close on us: both are sound
+        return Outcome("", 0.0)
 
 
 def _prompt(draw: random.Random, words: int) -> str:
