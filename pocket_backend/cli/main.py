@@ -52,6 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model until Ctrl-C")
     serve.add_argument("model", nargs="?", help="a GGUF file (default: the installed demo model)")
     _add_server_options(serve)
+    serve.add_argument(
+        "--gateway-port", type=int, metavar="PORT",
+        help="an OpenAI gateway there, too (0 picks a free port; docs/gateway.md)",
+    )  # fmt: skip
     serve.set_defaults(run=_serve)
 
     for command in _COMMANDS:
@@ -111,7 +115,9 @@ def server_options(options: argparse.Namespace) -> ServerOptions:
 def _serve(options: argparse.Namespace) -> int:
     from pocket_backend.cli.serving import serve
 
-    return serve(server_options(options), supervision_policy(options))
+    return serve(
+        server_options(options), supervision_policy(options), gateway_port=options.gateway_port
+    )
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from pocket_backend.cli.examples import examples
+from pocket_backend.cli.gateway import GatewayProcess
 from pocket_backend.observability.logging import configure_logging
 from pocket_backend.triton.launcher import ServerOptions, TritonServer
 from pocket_backend.triton.liveness import LivenessPolicy
@@ -66,15 +67,27 @@ def supervision_policy(options: argparse.Namespace) -> SupervisionPolicy:
     )
 
 
-def serve(options: ServerOptions, policy: SupervisionPolicy | None = None) -> int:
-    """Serve until Ctrl-C or SIGTERM.
+def serve(
+    options: ServerOptions,
+    policy: SupervisionPolicy | None = None,
+    *,
+    gateway_port: int | None = None,
+) -> int:
+    """Serve until Ctrl-C or SIGTERM, with an OpenAI gateway on ``gateway_port`` (0: a free one).
 
     Raises:
         EngineError: the server failed too often.
+        ConfigurationError: the server or the gateway cannot start like this.
     """
-    with running_server(options) as server:
+    with running_server(options) as server, contextlib.ExitStack() as stack:
+        gateway = None
+        if gateway_port is not None:
+            gateway = stack.enter_context(
+                GatewayProcess(server.grpc_address, host=options.host, port=gateway_port)
+            )
+            say(f"OpenAI API at {gateway.url}/v1")
         say(examples(server))
-        return wait_for_interrupt(server, policy)
+        return wait_for_interrupt(server, policy, gateway)
 
 
 @contextlib.contextmanager
@@ -100,8 +113,14 @@ def running_server(options: ServerOptions) -> Iterator[TritonServer]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def wait_for_interrupt(server: TritonServer, policy: SupervisionPolicy | None = None) -> int:
+def wait_for_interrupt(
+    server: TritonServer,
+    policy: SupervisionPolicy | None = None,
+    gateway: GatewayProcess | None = None,
+) -> int:
     """Supervise until a signal, then drain and stop. A second signal ends the drain at once.
+
+    The gateway refuses newcomers while the server drains, and still ends its open answers.
 
     Raises:
         EngineError: the server failed more often than the policy allows.
@@ -112,6 +131,8 @@ def wait_for_interrupt(server: TritonServer, policy: SupervisionPolicy | None = 
         supervisor.run()
     except KeyboardInterrupt:
         say("\nstopping: open requests may end (again Ctrl-C: at once) ...")
+    if gateway is not None:
+        gateway.stop_accepting()
     try:
         supervisor.drain()
     except KeyboardInterrupt:

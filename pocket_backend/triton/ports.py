@@ -45,24 +45,42 @@ def resolve(ports: Ports, host: str) -> Ports:
     Raises:
         ConfigurationError: names the port, who wanted it and what to do.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    chosen: dict[str, int] = {}
     held: list[socket.socket] = []
     try:
         for name, port in ports.named():
-            probe = socket.socket(family, socket.SOCK_STREAM)
-            held.append(probe)
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-                probe.listen(1)
-            except OSError as error:
-                raise ConfigurationError(_explain(name, port, host, error)) from None
-            chosen[name] = probe.getsockname()[1]
+            held.append(_listen(name, port, host))
+        http, grpc, metrics = (probe.getsockname()[1] for probe in held)
     finally:
         for probe in held:
             probe.close()
-    return Ports(**chosen)
+    return Ports(http, grpc, metrics)
+
+
+def resolve_one(name: str, port: int, host: str) -> int:
+    """As ``resolve``, for the one port of the option ``--<name>-port``.
+
+    Raises:
+        ConfigurationError: as ``resolve``, or out of range.
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigurationError(f"{option(name)}: got {port}; must be from 0 to 65535")
+    with _listen(name, port, host) as probe:
+        chosen: int = probe.getsockname()[1]
+    return chosen
+
+
+def _listen(name: str, port: int, host: str) -> socket.socket:
+    """A socket on ``port``, to be closed; raises ConfigurationError if nobody can listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    probe = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        probe.listen(1)
+    except OSError as error:
+        probe.close()
+        raise ConfigurationError(_explain(name, port, host, error)) from None
+    return probe
 
 
 def _explain(name: str, port: int, host: str, error: OSError) -> str:

@@ -1,0 +1,106 @@
+"""`pocketllm serve --gateway-port`: one command serves Triton's protocols and OpenAI's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from served import Served
+from triton_clients import control, post, wait_for
+
+LONG: dict[str, object] = {"model": "pocketllm", "prompt": "p", "max_tokens": 3000}
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with Served("--gateway-port", "0", "--drain-seconds", "3") as running:
+        yield running
+
+
+def gateway_url(served: Served) -> str:
+    match = re.search(r"OpenAI API at (http://127\.0\.0\.1:\d+)/v1", served.text)
+    assert match, served.text
+    return match[1]
+
+
+def gateway_pid(served: Served) -> int:
+    """0 while there is none."""
+    parent = served.process.pid
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    for pid in children:
+        if b"gateway_child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return int(pid)
+    return 0
+
+
+def complete(url: str, **fields: object) -> dict[str, object]:
+    body = {"model": "pocketllm", "prompt": "abc", "max_tokens": 5, **fields}
+    status, data = post(f"{url}/v1/completions", body)
+    assert status == 200, data
+    answer: dict[str, object] = json.loads(data)
+    return answer
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def test_gateway_answers_is_restarted_and_drains(served: Served) -> None:
+    """A killed gateway comes back on the same port; SIGTERM ends open answers, then all of it."""
+    url = gateway_url(served)
+    usage = complete(url)["usage"]
+    assert isinstance(usage, dict)
+    assert usage["completion_tokens"] == 5
+    killed = gateway_pid(served)
+    os.kill(killed, signal.SIGKILL)
+    served.wait_for_line("gateway ended")
+    wait_for(lambda: gateway_pid(served) not in (0, killed) and answers(url), 60, "another one")
+    assert complete(url)["object"] == "text_completion"
+    with ThreadPoolExecutor(2) as pool:
+        short = pool.submit(complete, url, max_tokens=100, temperature=0)
+        long = pool.submit(post, f"{url}/v1/completions", LONG)
+        wait_for(lambda: control(served.http_url, {"stats": True})["running"] == 2, 30, "both run")
+        served.process.send_signal(signal.SIGTERM)
+        assert short.result(60)["object"] == "text_completion"
+        status, data = long.result(60)
+        assert status == 503, data
+        assert served.process.wait(60) == 0
+    assert not Path(f"/proc/{killed}").exists()
+    assert not answers(url)
+
+
+def test_gateway_ends_with_a_killed_parent(served: Served) -> None:
+    url = gateway_url(served)
+    assert answers(url)
+    served.process.kill()
+    wait_for(lambda: not answers(url), 60, "the gateway is gone")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gateway-port", "99999"), "error: --gateway-port: got 99999; must be from 0 to 65535"),
+        (("--gateway-port", "0", "--host", "0.0.0.0"), "error: the gateway ended during start-up"),
+    ],
+)
+def test_gateways_that_cannot_start(arguments: tuple[str, ...], message: str) -> None:
+    """The second would be open to everybody: it asks for API keys, and the command ends."""
+    served = Served(*arguments)
+    try:
+        with pytest.raises(AssertionError, match="ended without"):
+            served.__enter__()
+        assert served.process.wait(60) == 1
+        assert message in served.text
+    finally:
+        served.__exit__()
