@@ -1,17 +1,41 @@
-"""`pocketllm doctor`: one line per thing that serving needs, with the remedy if it is missing."""
+"""`pocketllm doctor`: one line per thing that serving needs, with the remedy if it is missing.
+
+``ok`` works, ``note`` works with what the line says, ``FAIL`` keeps a server from starting.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 import platform
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
-from pocket_backend.api.errors import ConfigurationError, PocketLLMError
-from pocket_backend.triton import installation, shm
+from pocket_backend.api import EngineArgs
+from pocket_backend.api.errors import ConfigurationError, ModelLoadError, PocketLLMError
+from pocket_backend.cli import gateway
+from pocket_backend.triton import installation, ports, shm
 from pocket_backend.triton.launcher import check_model_file, find_model_repository
+from pocket_backend.triton.settings import FAKE_MODEL
+
+_PORTS = ports.Ports()
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_EXTRAS = {
+    "gateway": gateway.PACKAGES,
+    "torch": ("torch", "transformers"),
+}
+
+
+class Note(str):
+    """The detail of a check that passed, but that its reader may want to act on."""
+
+    __slots__ = ()
+
 
 Check = Callable[[], str]
+"""Returns what it found; raises a PocketLLMError with the remedy if that cannot work."""
 
 
 def doctor(model: str | None) -> int:
@@ -19,7 +43,8 @@ def doctor(model: str | None) -> int:
     failed = 0
     for name, check in _checks(model):
         try:
-            verdict, detail = "ok", check()
+            detail = check()
+            verdict = "note" if isinstance(detail, Note) else "ok"
         except PocketLLMError as error:
             verdict, detail = "FAIL", str(error)
             failed += 1
@@ -34,8 +59,13 @@ def _checks(model: str | None) -> tuple[tuple[str, Check], ...]:
         ("libpython", _libpython),
         ("Triton server", _triton),
         ("C++ engine", _native),
-        ("tritonclient", _client),
+        ("processors", _processors),
+        ("memory", _memory),
         ("shared memory", _shared_memory),
+        ("ports", _ports),
+        ("tritonclient", _client),
+        ("gateway", lambda: _extra("gateway")),
+        ("PyTorch backend", lambda: _extra("torch")),
         ("model repository", lambda: str(find_model_repository())),
         ("model", lambda: _model(model)),
     )
@@ -64,7 +94,55 @@ def _triton() -> str:
 
 
 def _native() -> str:
-    return _import("pocket_cpp_core", "the engine is not built: pip install .")
+    path = _import("pocket_cpp_core", "the engine is not built: pip install .")
+    info = importlib.import_module("pocket_cpp_core").build_info()
+    return f"{path}, kernels for {info['isa']}"
+
+
+def _processors() -> str:
+    """What the engine's threads get: the affinity mask, and a container's quota."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = cpu_quota(_CPU_QUOTA)
+    if quota is not None and quota < allowed:
+        threads = max(1, int(quota))
+        return Note(
+            f"{allowed}, but this container may use only {quota:g}: pass --threads {threads}"
+        )
+    if allowed == 1:
+        return Note("1: the engine shares it with Triton; answers will be slow")
+    return f"{allowed} of {os.cpu_count()}"
+
+
+def cpu_quota(path: Path) -> float | None:
+    """Processors that a control group (version 2) may use; None: no limit, or not known."""
+    try:
+        quota, period = path.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return None
+    return int(quota) / int(period) if quota.isdigit() else None
+
+
+def _memory() -> str:
+    from pocket_backend.executors.cpp_options import available_memory
+
+    available = available_memory()
+    return "not known" if available is None else f"{available >> 20:,} MiB available"
+
+
+def _ports() -> str:
+    """The default ports; another server may rightly hold them."""
+    try:
+        ports.resolve(_PORTS, "127.0.0.1")
+    except ConfigurationError as error:
+        return Note(str(error))
+    return ", ".join(f"{port} ({name})" for name, port in _PORTS.named()) + " are free"
+
+
+def _extra(name: str) -> str:
+    missing = [package for package in _EXTRAS[name] if importlib.util.find_spec(package) is None]
+    if missing:
+        return Note(f"{', '.join(missing)} not installed: pip install 'pocketllm[{name}]'")
+    return "installed"
 
 
 def _client() -> str:
@@ -85,8 +163,29 @@ def _shared_memory() -> str:
 
 
 def _model(given: str | None) -> str:
+    """Which backend would serve it, from its headers, and whether its weights fit."""
+    from pocket_backend.cli.inspect import judge
     from pocket_backend.cli.options import model_path
+    from pocket_backend.executors.cpp_options import available_memory
 
     path = model_path(given)
     check_model_file(path)
-    return path
+    verdict = judge(EngineArgs(model=path))
+    if verdict.backend is None:
+        raise ModelLoadError(f"{path}: {verdict.reason}")
+    size = 0 if path == FAKE_MODEL else _size(Path(path).expanduser())
+    available = available_memory()
+    if available is not None and size > available:
+        raise ConfigurationError(
+            f"{path} has {size >> 20:,} MiB of weights, but {available >> 20:,} MiB of memory are "
+            "available: free some, or take a smaller model"
+        )
+    return f"{path}, {size >> 20:,} MiB, served by {verdict.backend}: {verdict.reason}"
+
+
+def _size(path: Path) -> int:
+    """Bytes of the weights at ``path``."""
+    if path.is_file():
+        return path.stat().st_size
+    kinds = ("*.safetensors", "*.gguf")
+    return sum(file.stat().st_size for kind in kinds for file in path.glob(kind))

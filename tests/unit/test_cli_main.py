@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tiny_gguf import TinyLlama, write_gguf
 
 from pocket_backend.api import ConfigurationError
 from pocket_backend.cli import doctor, main, options
@@ -83,7 +85,47 @@ def test_doctor_reports_every_line_and_fails_on_one(
     assert [line for line in lines if line.startswith("FAIL")] == [
         line for line in lines if "/nowhere.gguf does not exist" in line
     ]
-    assert len(lines) == 9
+    assert len(lines) == 14
+
+
+def test_doctor_says_who_serves_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "tiny.gguf"
+    write_gguf(model, TinyLlama(layers=1))
+    assert doctor.doctor(str(model)) == 0
+    assert "served by cpp: the C++ engine knows" in capsys.readouterr().out
+    monkeypatch.setattr("pocket_backend.executors.cpp_options.available_memory", lambda: 1)
+    assert doctor.doctor(str(model)) == 1
+    assert "0 MiB of memory are available: free some" in capsys.readouterr().out
+    model.write_bytes(b"GGUF and nothing else")
+    assert doctor.doctor(str(model)) == 1
+
+
+def test_doctor_notes_what_is_in_use_or_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(doctor, "_PORTS", Ports(port, 0, 0))
+        monkeypatch.setitem(doctor._EXTRAS, "gateway", ("no_such_package",))
+        assert doctor.doctor("fake") == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
+    assert any(f"port {port} on 127.0.0.1 is already in use" in line for line in notes)
+    assert any("no_such_package not installed: pip install 'pocketllm[gateway]'" in line
+               for line in notes)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None)]
+)
+def test_doctor_reads_a_containers_quota(tmp_path: Path, text: str, quota: float | None) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(text)
+    assert doctor.cpu_quota(file) == quota
+    assert doctor.cpu_quota(tmp_path / "nowhere") is None
 
 
 def test_examples_hold_the_servers_addresses() -> None:
