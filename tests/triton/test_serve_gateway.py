@@ -31,12 +31,11 @@ def gateway_url(served: Served) -> str:
 
 
 def gateway_pid(served: Served) -> int:
-    """0 while there is none."""
-    parent = served.process.pid
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    for pid in children:
-        if b"gateway_child" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return int(pid)
+    """0 while there is none. Each thread of the parent has children of its own."""
+    for thread in Path(f"/proc/{served.process.pid}/task").iterdir():
+        for pid in (thread / "children").read_text().split():
+            if b"gateway_child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
     return 0
 
 
