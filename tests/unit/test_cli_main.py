@@ -11,7 +11,7 @@ import pytest
 from tiny_gguf import TinyLlama, write_gguf
 
 from pocket_backend.api import ConfigurationError
-from pocket_backend.cli import doctor, main, options
+from pocket_backend.cli import doctor, gateway, main, options
 from pocket_backend.cli.examples import examples
 from pocket_backend.triton.launcher import ServerOptions, TritonServer
 from pocket_backend.triton.ports import Ports
@@ -126,6 +126,12 @@ def test_doctor_reads_a_containers_quota(tmp_path: Path, text: str, quota: float
     file.write_text(text)
     assert doctor.cpu_quota(file) == quota
     assert doctor.cpu_quota(tmp_path / "nowhere") is None
+
+
+def test_a_gateway_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "PACKAGES", ("json", "no_such_package"))
+    with pytest.raises(ConfigurationError, match=r"needs no_such_package: pip install 'pocketllm"):
+        gateway.GatewayProcess("127.0.0.1:1", host="127.0.0.1", port=0)
 
 
 def test_examples_hold_the_servers_addresses() -> None:

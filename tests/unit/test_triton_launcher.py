@@ -22,7 +22,7 @@ from pocket_backend.triton.launcher import (
     check_model_file,
     find_model_repository,
 )
-from pocket_backend.triton.ports import Ports, resolve
+from pocket_backend.triton.ports import Ports, resolve, resolve_one
 from pocket_backend.triton.server_log import clean_message, failure_lines, load_failure, starved
 
 # --- ports ----------------------------------------------------------------------------------------
@@ -60,6 +60,14 @@ def test_bad_ports(ports: tuple[int, int, int], message: str) -> None:
 def test_foreign_address_is_explained() -> None:
     with pytest.raises(ConfigurationError, match=r"cannot listen on 192\.0\.2\.1"):
         resolve(Ports(0, 0, 0), "192.0.2.1")
+
+
+def test_one_more_port_is_chosen_or_refused_alike(taken: int) -> None:
+    assert 0 < resolve_one("gateway", 0, "127.0.0.1") != taken
+    with pytest.raises(ConfigurationError, match=rf"port {taken} .*in use.*--gateway-port"):
+        resolve_one("gateway", taken, "127.0.0.1")
+    with pytest.raises(ConfigurationError, match="--gateway-port: got -1; must be from 0 to"):
+        resolve_one("gateway", -1, "127.0.0.1")
 
 
 # --- shared memory --------------------------------------------------------------------------------
