@@ -95,8 +95,9 @@ def _triton() -> str:
 
 def _native() -> str:
     path = _import("pocket_cpp_core", "the engine is not built: pip install .")
-    info = importlib.import_module("pocket_cpp_core").build_info()
-    return f"{path}, kernels for {info['isa']}"
+    from pocket_backend.executors.cpp_engine import kernel_isa
+
+    return f"{path}, kernels for {kernel_isa()}"
 
 
 def _processors() -> str:

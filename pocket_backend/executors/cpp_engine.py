@@ -249,6 +249,15 @@ class CppEngineBackend(BackendExecutor):
         self._block_counts[slot] = end
 
 
+def kernel_isa() -> str:
+    """Instruction set of the kernels that this machine gets, such as ``avx512``.
+
+    Raises:
+        BackendUnavailableError: the engine is not built.
+    """
+    return str(_native_module().build_info()["isa"])
+
+
 def inspect_model(ckpt: str | Path, kv_cache_dtype: str = "auto") -> Mapping[str, Any]:
     """The engine's ``model_info`` of a model, without loading its weights.
 
