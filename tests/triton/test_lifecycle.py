@@ -28,7 +28,6 @@ from triton_clients import (
     wait_for,
 )
 
-from perf.load.resources import Resources, read_resources
 from pocket_backend.triton.installation import find_libpython_dirs, find_triton
 from pocket_backend.triton.launcher import (
     ServerOptions,
@@ -36,7 +35,6 @@ from pocket_backend.triton.launcher import (
     build_backend_directory,
     find_model_repository,
 )
-from pocket_backend.triton.liveness import SERVER, find_processes
 from pocket_backend.triton.ports import Ports, resolve
 from pocket_backend.triton.probes import ADMIN_HEADER
 from pocket_backend.triton.shm import SHM_DIR
@@ -100,10 +98,6 @@ def stubs_of(server: TritonServer) -> list[str]:
 
 def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def children_of(parent: int) -> list[int]:
@@ -301,37 +295,6 @@ def test_unload_and_reload_after_streaming(fake_server: TritonServer) -> None:
         load_all(fake_server)
         assert generate(fake_server.http_url, body).text == expected
     wait_for(lambda: at_baseline(control(fake_server.http_url, {"stats": True})), what="baseline")
-
-
-@pytest.mark.slow
-def test_t7_twenty_reloads_leave_memory_at_baseline(model_path: str) -> None:
-    """After streaming, each time; what is held while nothing is loaded, and while all is."""
-    body = {"text_input": "The capital of France is", "max_tokens": 16}
-    empty: list[Resources] = []
-    loaded: list[Resources] = []
-    with TritonServer(ServerOptions(model_path, ports=Ports(0, 0, 0))) as server:
-        expected = generate(server.http_url, body).text
-        server_pid = find_processes(server.server_id)[SERVER]
-        guardian = parent_of(server_pid)
-        for _ in range(20):
-            assert generate_stream(server.http_url, body).text == expected
-            assert grpc_stream(server.grpc_address, body).text == expected
-            loaded.append(read_resources(guardian, server.server_id))
-            unload_all(server)
-            empty.append(read_resources(guardian, server.server_id))
-            load_all(server)
-            assert generate(server.http_url, body).text == expected
-        wait_for(lambda: at_baseline(control(server.http_url, {"stats": True})), what="baseline")
-    # The first rounds are warm-up: the server's allocator keeps what it has seen.
-    for name, rounds in (("empty", empty), ("loaded", loaded)):
-        early, late = rounds[4], rounds[-1]
-        grown = (late.rss_bytes - early.rss_bytes) / 2**20
-        assert grown < 20, f"{name}: {grown:.1f} MiB more"
-        assert late.shm_bytes == early.shm_bytes, name
-        assert late.processes == early.processes, name
-        assert late.file_descriptors <= early.file_descriptors + 4, name
-        assert late.threads <= early.threads + 4, name
-    assert empty[-1].processes == 1  # the server alone: no stub stays
 
 
 def unload_all(server: TritonServer) -> None:
