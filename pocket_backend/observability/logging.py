@@ -69,6 +69,18 @@ def configure_logging(
     root.propagate = False
 
 
+def reset_logging() -> None:
+    """Undo ``configure_logging``: the library is silent again, and the program around it decides."""
+    global _log_prompts
+    _log_prompts = False
+    root = logging.getLogger(ROOT)
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(logging.NullHandler())
+    root.setLevel(logging.NOTSET)
+    root.propagate = True
+
+
 def prompts_are_logged() -> bool:
     """Whether the operator asked for prompts in the logs."""
     return _log_prompts

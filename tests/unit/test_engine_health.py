@@ -15,6 +15,8 @@ from pocket_backend.observability.logging import (
     configure_logging,
     get_logger,
     log_event,
+    prompts_are_logged,
+    reset_logging,
 )
 from pocket_backend.observability.names import METRICS
 
@@ -22,13 +24,9 @@ from pocket_backend.observability.names import METRICS
 @pytest.fixture
 def log_lines():
     """JSON lines logged by the package, parsed when read."""
-    root = logging.getLogger(ROOT)
-    saved = (list(root.handlers), root.level, root.propagate)
     stream = io.StringIO()
     configure_logging("DEBUG", "json", stream)
-    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
-    root.handlers[:], root.level, root.propagate = saved
-    root.setLevel(saved[1])
+    return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
 def test_watchdog_reports_a_stall_once() -> None:
@@ -130,18 +128,23 @@ def test_log_fields_are_bounded_and_redacted(log_lines) -> None:
 
 
 def test_key_value_format_keeps_one_line_per_event() -> None:
-    root = logging.getLogger(ROOT)
-    saved = (list(root.handlers), root.level, root.propagate)
     stream = io.StringIO()
-    try:
-        configure_logging("INFO", "text", stream)
-        log_event(get_logger("test"), logging.INFO, "two words", a="x\ny", b=1.5, c="plain")
-        log_event(get_logger("test"), logging.DEBUG, "not kept")
-    finally:
-        root.handlers[:], root.level, root.propagate = saved
-        root.setLevel(saved[1])
+    configure_logging("INFO", "text", stream)
+    log_event(get_logger("test"), logging.INFO, "two words", a="x\ny", b=1.5, c="plain")
+    log_event(get_logger("test"), logging.DEBUG, "not kept")
     [line] = stream.getvalue().splitlines()
     assert line.endswith('INFO pocketllm.test two words a="x\\ny" b=1.5 c=plain')
+
+
+def test_a_reset_gives_the_log_back(caplog: pytest.LogCaptureFixture) -> None:
+    stream = io.StringIO()
+    configure_logging("INFO", "text", stream, prompts=True)
+    reset_logging()
+    with caplog.at_level(logging.INFO, ROOT):
+        log_event(get_logger("test"), logging.INFO, "heard once")
+    assert stream.getvalue() == ""
+    assert [record.getMessage() for record in caplog.records] == ["heard once"]
+    assert not prompts_are_logged()
 
 
 def test_metric_names_follow_the_rules() -> None:

@@ -60,9 +60,8 @@ def test_an_unknown_backend_is_answered_with_the_known(monkeypatch: pytest.Monke
 
 
 def test_auto_looks_at_the_file_and_says_why(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("pocketllm"), "propagate", True)
     model = tmp_path / "model.bin"
     model.write_bytes(b"GGUF\x03\x00\x00\x00")
     with caplog.at_level(logging.INFO, "pocketllm"):
