@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pocket_backend.cli import bench, chat, completion, inspect, models, probe, run
+from pocket_backend.cli import bench, chat, completion, inspect, models, probe, run, trace
 from pocket_backend.cli.console import note, print_json
 from pocket_backend.cli.exit_codes import FAILED, INTERRUPTED, status_of
 from pocket_backend.cli.options import add_engine_options, engine_environment, model_path
@@ -18,7 +18,7 @@ from pocket_backend.cli.serving import add_supervision_options, supervision_poli
 from pocket_backend.triton.launcher import ServerOptions
 from pocket_backend.triton.ports import Ports
 
-_COMMANDS = (run, chat, inspect, models, bench, probe, completion)
+_COMMANDS = (run, chat, inspect, models, bench, trace, probe, completion)
 """Modules of commands: `add_parser` and what it points to."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pocket_backend.api import InvalidRequestError
@@ -17,6 +18,9 @@ from pocket_backend.cli.options import (
     sampling_of,
 )
 from pocket_backend.cli.session import Prompt, open_session
+from pocket_backend.engine.recording import record_steps
+from pocket_backend.observability.steps import StepRecorder
+from pocket_backend.observability.timeline import timelines
 
 _MODEL_SUFFIXES = (".gguf", ".safetensors")
 _EPILOG = """\
@@ -44,6 +48,9 @@ def add_parser(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--raw", action="store_true", help="continue the text, no chat template")
     parser.add_argument("--stats", action="store_true", help="print counts and times on stderr")
     add_json_option(parser, "the answer")
+    parser.add_argument(
+        "--timeline", action="store_true", help="with --json: when it queued, prefilled and decoded"
+    )
     add_source_options(parser, positional_model=False)
     add_sampling_options(parser)
     parser.set_defaults(run=run)
@@ -57,17 +64,42 @@ def run(options: argparse.Namespace) -> int:
     """
     sampling = sampling_of(options, temperature=0.0)
     prompt = _prompt(options)
+    if options.timeline:
+        _check_timeline(options)
+    if options.json:
+        return _run_json(options, prompt, sampling)
     with open_session(options) as session:
-        if options.json:
-            answer = session.ask(prompt, sampling, lambda _text, _tokens: None)
-            console.print_json({"model": session.name, **answer.as_dict()})
-            return OK
         answer = session.ask(prompt, sampling, lambda text, _tokens: console.write(text))
         if not answer.text.endswith("\n"):
             console.write("\n")
         if options.stats:
             console.note(answer.summary())
     return OK
+
+
+def _run_json(
+    options: argparse.Namespace, prompt: Prompt, sampling: Mapping[str, object]
+) -> int:
+    recorder = StepRecorder()
+    hooks = [record_steps(recorder)] if options.timeline else []
+    with open_session(options, hooks) as session:
+        answer = session.ask(prompt, sampling, lambda _text, _tokens: None)
+    document = {"model": session.name, **answer.as_dict()}
+    if options.timeline:  # complete now that the session is closed
+        [life] = timelines(recorder.steps, recorder.sequences)
+        document["timeline"] = life.as_dict()
+    console.print_json(document)
+    return OK
+
+
+def _check_timeline(options: argparse.Namespace) -> None:
+    if not options.json:
+        raise InvalidRequestError("--timeline: only goes with --json", field="timeline")
+    if options.url is not None:
+        raise InvalidRequestError(
+            "--timeline: does not go with --url; docs/tracing.md says how to trace a server",
+            field="timeline",
+        )
 
 
 def _prompt(options: argparse.Namespace) -> Prompt:

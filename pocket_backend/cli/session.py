@@ -20,6 +20,7 @@ from pocket_backend.cli.options import check_source, engine_args
 if TYPE_CHECKING:
     from pocket_backend.api import EngineArgs
     from pocket_backend.engine.llm import LLM
+    from pocket_backend.engine.loop import StepHook
     from pocket_client import Client
 
 Message = Mapping[str, object]
@@ -232,8 +233,10 @@ def connect(address: str, timeout: float | None = None) -> RemoteSession:
     return RemoteSession(client, address)
 
 
-def load(args: EngineArgs) -> LocalSession:
+def load(args: EngineArgs, step_hooks: Sequence[StepHook] = ()) -> LocalSession:
     """Load a model into this process, with a waiting line on the terminal.
+
+    ``step_hooks`` are called on the engine thread after each step.
 
     Raises:
         PocketLLMError: as ``LLM``.
@@ -243,12 +246,18 @@ def load(args: EngineArgs) -> LocalSession:
     path = args.model_path()
     size = f" ({amount(path.stat().st_size)})" if path.is_file() else ""
     with Waiting(f"loading {path.name}{size}"):
-        return LocalSession(LLM(args), path.name)
+        llm = LLM(args)
+    for hook in step_hooks:
+        llm.engine.add_step_hook(hook)
+    return LocalSession(llm, path.name)
 
 
 @contextmanager
-def open_session(options: argparse.Namespace) -> Iterator[Session]:
-    """The session that a command line means.
+def open_session(
+    options: argparse.Namespace, step_hooks: Sequence[StepHook] = ()
+) -> Iterator[Session]:
+    """The session that a command line means. An engine's ``step_hooks`` have been called for every
+    step when the block is left; a server has none.
 
     Raises:
         PocketLLMError: as ``check_source``, ``connect`` and ``load``.
@@ -258,7 +267,7 @@ def open_session(options: argparse.Namespace) -> Iterator[Session]:
     if options.url is not None:
         session = connect(options.url, options.timeout)
     else:
-        session = load(engine_args(options))
+        session = load(engine_args(options), step_hooks)
     try:
         yield session
     finally:

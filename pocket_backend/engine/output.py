@@ -66,6 +66,8 @@ class RequestOutput:
         "bad_words",
         "cached_tokens",
         "choice_index",
+        "error",
+        "finish_reason",
         "finished",
         "num_tokens",
         "params",
@@ -86,6 +88,8 @@ class RequestOutput:
         self.request_id = request.request_id
         self.choice_index = choice_index
         self.finished = False
+        self.finish_reason: FinishReason | None = None
+        self.error: Exception | None = None
         self.params = params
         self.prompt_tokens = len(request.prompt_tokens)
         self.cached_tokens = 0
@@ -159,6 +163,8 @@ class RequestOutput:
         ``pending`` is the event of this step's ``push``; it becomes part of the last one.
         """
         self.finished = True
+        self.finish_reason = reason
+        self.error = error
         self.times.finished = now
         if self._text is None:
             tail = TokenEvent(
@@ -182,6 +188,8 @@ class RequestOutput:
     def give_up(self, error: Exception, now: float, *, last: bool) -> TokenEvent:
         """The last event when ``finish`` itself failed: no text, but an end."""
         self.finished = True
+        self.finish_reason = "error"
+        self.error = error
         self.times.finished = now
         return TokenEvent(
             request_id=self.request_id,

@@ -40,16 +40,23 @@ class FatalEngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What an iteration did, for hooks. All zero but ``events`` if no step ran."""
+    """What an iteration did, for hooks. All zero but ``events`` and ``finished`` if no step ran."""
 
     seconds: float = 0.0
     """Time in ``execute_model``."""
+    began: float = 0.0
+    """When it was called, on the engine's clock."""
+    ended: float = 0.0
     sequences: int = 0
     tokens: int = 0
     prefill_tokens: int = 0
     failed: bool = False
     events: int = 0
     """Events delivered to sinks since the last report."""
+    plan: StepPlan | None = None
+    """What ran. Its sequences go on changing: a hook copies what it keeps."""
+    finished: tuple[RequestEntry, ...] = ()
+    """Requests whose last event was delivered since the last report."""
 
 
 _NOTHING = StepReport()
@@ -117,6 +124,8 @@ class EngineStepper:
         self._report = _NOTHING
         self._events = 0
         """Delivered since the last report."""
+        self._finished: list[RequestEntry] = []
+        """Since the last report."""
         self._unchecked = False
         self._stats_at = float("-inf")
         self._closed = False
@@ -267,10 +276,13 @@ class EngineStepper:
         self._step_tokens.observe(plan.num_tokens)
         self._report = StepReport(
             seconds=now - started,
+            began=started,
+            ended=now,
             sequences=len(plan.requests),
             tokens=plan.num_tokens,
             prefill_tokens=plan.num_prefill_tokens,
             failed=failure is not None,
+            plan=plan,
         )
         for update in updates:
             self._apply(update, now)
@@ -314,8 +326,9 @@ class EngineStepper:
         """What happened since the last call; None if nothing did."""
         if not self._events and not self._report.sequences:
             return None
-        report = replace(self._report, events=self._events)
+        report = replace(self._report, events=self._events, finished=tuple(self._finished))
         self._report, self._events = _NOTHING, 0
+        self._finished.clear()
         return report
 
     def close(self) -> None:
@@ -482,10 +495,7 @@ class EngineStepper:
         pending: TokenEvent | None = None,
     ) -> None:
         """End one choice; the last one ends the request."""
-        sequence = entry.sequence
-        if sequence is not None:
-            output.times.first_scheduled = sequence.first_scheduled_time
-            output.cached_tokens = sequence.cached_tokens
+        _note_admission(entry, output)
         entry.open_choices -= 1
         last = entry.open_choices == 0
         try:
@@ -504,6 +514,7 @@ class EngineStepper:
         request = entry.request
         if self._entries.pop(request.request_id, None) is not None:
             self._with_bad_words -= entry.outputs[0].bad_words is not None
+        self._finished.append(entry)
         reason = event.finish_reason or "error"
         self.counters.requests[reason] += 1
         self.on_finish(entry)
@@ -548,6 +559,7 @@ class EngineStepper:
         entry.open_choices = 0
         for output in entry.outputs:
             if not output.finished:
+                _note_admission(entry, output)
                 event = output.finish("cancelled", now, last=True)
         self._close_entry(entry, event)
 
@@ -556,3 +568,11 @@ class EngineStepper:
         self.stats = make_stats(
             self.scheduler.stats(), self.counters, self.scheduler.memory.max_slots
         )
+
+
+def _note_admission(entry: RequestEntry, output: RequestOutput) -> None:
+    """What only the scheduler knows of a choice that ends."""
+    sequence = entry.sequence
+    if sequence is not None:
+        output.times.first_scheduled = sequence.first_scheduled_time
+        output.cached_tokens = sequence.cached_tokens

@@ -45,7 +45,9 @@ def use_session(monkeypatch: pytest.MonkeyPatch, session: ScriptedSession, modul
     """Let ``module``'s ``open_session`` give ``session``, with the options checked as ever."""
 
     @contextmanager
-    def opened(options: argparse.Namespace) -> Iterator[ScriptedSession]:
+    def opened(
+        options: argparse.Namespace, _step_hooks: Sequence[object] = ()
+    ) -> Iterator[ScriptedSession]:
         sessions.check_source(options)
         try:
             yield session
