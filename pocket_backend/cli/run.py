@@ -77,9 +77,7 @@ def run(options: argparse.Namespace) -> int:
     return OK
 
 
-def _run_json(
-    options: argparse.Namespace, prompt: Prompt, sampling: Mapping[str, object]
-) -> int:
+def _run_json(options: argparse.Namespace, prompt: Prompt, sampling: Mapping[str, object]) -> int:
     recorder = StepRecorder()
     hooks = [record_steps(recorder)] if options.timeline else []
     with open_session(options, hooks) as session:

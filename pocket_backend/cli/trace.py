@@ -1,7 +1,7 @@
 """`pocketllm trace`: run prompts in this process and write what every step and slot did.
 
-The file is in the Trace Event Format, for Perfetto and `chrome://tracing`; docs/tracing.md shows how
-to read it.
+The file is in the Trace Event Format, for Perfetto and `chrome://tracing`; docs/tracing.md says
+how to read it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the file and say what is in it.
 
     Raises:
-        PocketLLMError: options that cannot be used, a model that does not load, or a failed request.
+        PocketLLMError: options that cannot be used, a model that does not load, a failed request.
     """
     work = _work(options)
     if options.model_argument is not None and options.model is not None:

@@ -9,6 +9,8 @@
 | ``streams`` | sinks: ``TokenStream``, ``ResultCollector`` |
 | ``validation`` | checks before admission |
 | ``stats`` | counters and gauges |
+| ``recording`` | the step hook that fills a ring of recorded steps |
+| ``tracing`` | requests as OpenTelemetry spans |
 | ``build`` | executor and tokenizer from ``EngineArgs`` |
 | ``llm``, ``async_llm`` | ``LLM`` and ``AsyncLLM`` for programs |
 

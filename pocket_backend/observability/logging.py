@@ -70,7 +70,7 @@ def configure_logging(
 
 
 def reset_logging() -> None:
-    """Undo ``configure_logging``: the library is silent again, and the program around it decides."""
+    """Undo ``configure_logging``: the library is silent, the program around it decides."""
     global _log_prompts
     _log_prompts = False
     root = logging.getLogger(ROOT)

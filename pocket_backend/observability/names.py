@@ -246,6 +246,7 @@ ENGINE_INFO = Metric(
 
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
+# Spans (docs/tracing.md). The gateway's is in ``client/``, which knows nothing of this package.
 SPAN_REQUEST = "pocketllm.request"
 SPAN_QUEUE = "pocketllm.queue"
 SPAN_PREFILL = "pocketllm.prefill"

@@ -1,9 +1,9 @@
 """The life of each sequence, put together from recorded steps.
 
 A life is a list of phases in order of time: ``queue`` (arrival to first step), one ``prefill`` per
-chunk, ``decode`` for a run of steps of one token each, and ``preempted`` where the sequence lost its
-slot and waited for another one. Between two phases the sequence held its slot while steps ran that
-had no share for it, or none ran.
+chunk, ``decode`` for a run of steps of one token each, and ``preempted`` where the sequence lost
+its slot and waited for another one. Between two phases the sequence held its slot while steps ran
+that had no share for it, or none ran.
 """
 
 from __future__ import annotations

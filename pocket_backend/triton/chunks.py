@@ -162,6 +162,13 @@ class ChunkWriter:
             self._wanted(codec.int32(pb_utils, "sequence_index", (i,))) for i in range(sampling.n)
         ]
 
+    def replace_key(self, stream_key: str) -> None:
+        """The stream key of the responses from now on."""
+        self._constant = [
+            codec.text(self._pb, "stream_key", stream_key) if t.name() == "stream_key" else t
+            for t in self._constant
+        ]
+
     def response(self, *increments: Increment) -> Any:
         """One increment, or the whole of several outputs in one response.
 

@@ -1,4 +1,4 @@
-"""The `detokenizer` model: the ids of one chunk to its text, without any state.
+"""The `detokenizer` model: the ids of one chunk to its text, without state but for spans.
 
 It has a second job. Triton does not tell a running decoupled step of an ensemble that the client is
 gone, but marks the *next* request of the following step as cancelled: that is how a request reaches
@@ -8,6 +8,7 @@ this model with ``is_cancelled()`` true. It then tells the generator (``feedback
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from pocket_backend.api import InvalidRequestError, PocketLLMError
 from pocket_backend.observability.logging import configure_logging, get_logger, log_event
 from pocket_backend.text import chunk_texts
 from pocket_backend.triton import codec
-from pocket_backend.triton.feedback import FeedbackSender
+from pocket_backend.triton.feedback import END_MARK, FeedbackSender
 from pocket_backend.triton.responses import error_response, response_of_text
 from pocket_backend.triton.settings import engine_args, environment_of, model_tokenizer
+from pocket_backend.triton.spans import DetokenizeSpans, spans_of, trace_context
 
 _log = get_logger("triton.detokenizer")
 
@@ -32,15 +34,43 @@ class DetokenizerModel:
         arguments = engine_args(environment_of(args["model_config"]))
         self._token_bytes = model_tokenizer(arguments).token_bytes
         self._feedback = FeedbackSender()
+        spans = spans_of("detokenizer")
+        self._spans = None if spans is None else DetokenizeSpans(spans)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        return [self._answer(request) for request in requests]
+        if self._spans is None:
+            return [self._answer(request) for request in requests]
+        return [self._traced_answer(request, self._spans) for request in requests]
+
+    def close(self) -> None:
+        """Let go of the socket, and export the spans that are left."""
+        self._feedback.close()
+        if self._spans is not None:
+            self._spans.close()
+
+    def _traced_answer(self, request: Any, spans: DetokenizeSpans) -> Any:
+        began = spans.begin()
+        response = self._answer(request)
+        try:
+            tensors = codec.inputs_by_name(request)
+            key = _stream_key(tensors) if "stream_key" in tensors else ""
+            ids = codec.token_ids_of("token_ids", tensors["token_ids"])
+        except (PocketLLMError, KeyError):  # malformed, and answered with an error already
+            return response
+        spans.chunk(
+            key.removesuffix(END_MARK),
+            trace_context(request),
+            began,
+            len(ids),
+            last=not key or key.endswith(END_MARK),
+        )
+        return response
 
     def _answer(self, request: Any) -> Any:
         try:
             tensors = codec.inputs_by_name(request)
             if "stream_key" in tensors:
-                key = str(codec.value_of("stream_key", tensors["stream_key"]))
+                key = _stream_key(tensors).removesuffix(END_MARK)
                 self._feedback.chunk_done(key)
                 if request.is_cancelled():
                     self._feedback.abandoned(key)
@@ -70,3 +100,7 @@ class DetokenizerModel:
             self._token_bytes,
             True if skip is None else bool(np.all(skip)),
         )
+
+
+def _stream_key(tensors: Mapping[str, Any]) -> str:
+    return str(codec.value_of("stream_key", tensors["stream_key"]))

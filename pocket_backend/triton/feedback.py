@@ -14,7 +14,9 @@ the step in progress, and the detokenizer, which serves everybody's chunks one b
 for it. A datagram costs microseconds and waits for nothing. A lost key is made good by the stream's
 next chunk; a lost report by the next time that no stream is open.
 
-Keys are ``<channel>:<stream>``, both random; knowing a key is what allows to cancel its stream.
+Keys are ``<channel>:<stream>``, both random; knowing a key is what allows to cancel its stream. The
+key in a traced stream's last chunk ends with ``END_MARK``, so that the detokenizer, which keeps no
+state otherwise, knows when to end its span.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from collections.abc import Callable
 _KEY = re.compile(r"([0-9a-f]{16}):[0-9a-f]{32}")
 _CLOSE = b"close"
 _DONE = b"done"
+END_MARK = "!"
 REPORT_EVERY = 16
 """Chunks per report: the count is this much too old at most, and reports are cheap."""
 

@@ -229,7 +229,8 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 """Names that other servers' clients send, with why they are refused here."""
 
 IGNORED_PARAMETERS = frozenset(
-    {"id", "sequence_id", "sequence_start", "sequence_end", "binary_data_output", "timeout",
-     "traceparent", "tracestate"}
-)  # fmt: skip
-"""Request parameters that belong to Triton or to tracing, not to us (also ``triton_*``)."""
+    {"id", "sequence_id", "sequence_start", "sequence_end", "binary_data_output", "timeout"}
+)
+"""Request parameters that belong to Triton, not to us (also ``triton_*``)."""
+TRACE_PARAMETERS = frozenset({"traceparent", "tracestate"})
+"""The W3C trace context, which the server may make of headers: their names come in any case."""

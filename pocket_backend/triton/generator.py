@@ -23,6 +23,7 @@ from pocket_backend.api import (
     InvalidRequestError,
     PocketLLMError,
 )
+from pocket_backend.engine.tracing import RequestTracer
 from pocket_backend.engine.unified import UnifiedEngine
 from pocket_backend.observability.logging import configure_logging, get_logger, log_event
 from pocket_backend.triton import codec
@@ -35,6 +36,7 @@ from pocket_backend.triton.request import parse_parameters
 from pocket_backend.triton.response_stream import ResponseStream, send_last
 from pocket_backend.triton.responses import error_response, log_refusal
 from pocket_backend.triton.settings import GeneratorSettings
+from pocket_backend.triton.spans import spans_of, trace_context
 
 _log = get_logger("triton.generator")
 
@@ -59,10 +61,14 @@ class GeneratorModel:
         # Engine thread only, once it runs.
         self._streams: dict[str, ResponseStream] = {}
         self.metrics = MetricsBridge(pb_utils)
+        spans = spans_of("generator")
+        self._tracer = None if spans is None else RequestTracer(spans)
         self._engine = UnifiedEngine.from_args(settings.engine)
         tokenizer = self._engine.tokenizer
         self.token_bytes = None if tokenizer is None else tokenizer.token_bytes
         self._engine.add_step_hook(lambda _report: self._after_step())
+        if self._tracer is not None:
+            self._engine.add_step_hook(self._tracer.after_step)
         self.metrics.start(self._engine, Path(settings.engine.model).name)
         self.feedback = FeedbackListener(self._engine.cancel)
         self.backlog = Backlog(lambda: self.feedback.done)
@@ -88,6 +94,8 @@ class GeneratorModel:
         self.feedback.close()
         self.metrics.close()
         self._engine.close(self._drain_seconds)
+        if self._tracer is not None:
+            self._tracer.close()
         self._streams.clear()
 
     # --- stub thread ------------------------------------------------------------------------------
@@ -116,12 +124,17 @@ class GeneratorModel:
             cache_salt=parameters.cache_salt,
             metadata={"client_request_id": stream.client_id},
         )
+        if self._tracer is not None:
+            context = trace_context(request)
+            stream.traced = self._tracer.start(stream.key, context, stream.client_id)
         # Registered on the engine thread before its first event, since commands keep their order.
         self._engine.post(lambda: self._register(stream))
         try:
             self._engine.submit(generation, stream)
-        except BaseException:
+        except BaseException as error:
             self._engine.post(lambda: self.forget(stream))
+            if self._tracer is not None:
+                self._tracer.refused(stream.key, error)
             raise
 
     def _refuse(self, sender: Any, error: Exception) -> None:

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field, fields
 
 from pocket_backend.api.errors import InvalidRequestError, UnsupportedFeatureError, short_repr
 from pocket_backend.api.sampling_params import SamplingParams
-from pocket_backend.triton.fields import BY_NAME, IGNORED_PARAMETERS, REFUSED, Field
+from pocket_backend.triton.fields import (
+    BY_NAME,
+    IGNORED_PARAMETERS,
+    REFUSED,
+    TRACE_PARAMETERS,
+    Field,
+)
 
 _INT32 = 2**31
 _JSON_DEPTH = 32
@@ -133,9 +139,17 @@ def _collect(tensors: Mapping[str, object], parameters: Mapping[str, object]) ->
     for name, value in tensors.items():
         collected.add(name, value)
     for name, value in parameters.items():
-        if name not in IGNORED_PARAMETERS and not name.startswith("triton_"):
+        if not _is_ignored(name):
             collected.add(name, value)
     return collected
+
+
+def _is_ignored(parameter: str) -> bool:
+    return (
+        parameter in IGNORED_PARAMETERS
+        or parameter.startswith("triton_")
+        or parameter.lower() in TRACE_PARAMETERS
+    )
 
 
 def _field(name: str) -> Field:

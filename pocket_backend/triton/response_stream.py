@@ -14,6 +14,7 @@ from pocket_backend.api import RequestCancelledError, TokenEvent
 from pocket_backend.observability.logging import get_logger, log_event
 from pocket_backend.triton.backlog import MAX_HOLD_SECONDS
 from pocket_backend.triton.chunks import ChunkWriter, Increment, IncrementSum
+from pocket_backend.triton.feedback import END_MARK
 from pocket_backend.triton.request import Parameters
 from pocket_backend.triton.responses import error_response, error_text
 
@@ -43,6 +44,8 @@ class ResponseStream:
         self.ended = False
         self.cancel_reason = "disconnected"
         """What it means if the request ends as cancelled (``names.CANCEL_REASONS``)."""
+        self.traced = False
+        """Whether the detokenizer is told which response is the last, to end its span."""
         self._model = model
         self._sender = sender
         self._in_ensemble = in_ensemble
@@ -89,16 +92,15 @@ class ResponseStream:
             self._sums[event.choice_index].add(increment)
             if event.last:
                 wholes = [each.whole for each in self._sums if each.whole is not None]
-                self._end(self._writer.response(*wholes))
+                self._end(self._last_response(*wholes))
             return
         ready = self._held_back(increment)
         if ready is None:
             return
-        response = self._writer.response(ready)
         if event.last:
-            self._end(response)
+            self._end(self._last_response(ready))
         else:
-            self._sender.send(response)
+            self._sender.send(self._writer.response(ready))
             self._count()
 
     def _held_back(self, increment: Increment) -> Increment | None:
@@ -117,9 +119,14 @@ class ResponseStream:
         """The last response of a failed request (responses.py says why there are two forms)."""
         if self._in_ensemble:
             text = error_text(error, key=self.key, client_id=self.client_id)
-            return self._writer.response(Increment((), (), (0, 0), error=text))
+            return self._last_response(Increment((), (), (0, 0), error=text))
         pb_utils = self._model.pb_utils
         return error_response(pb_utils, error, key=self.key, client_id=self.client_id)
+
+    def _last_response(self, *increments: Increment) -> Any:
+        if self.traced:
+            self._writer.replace_key(self.key + END_MARK)
+        return self._writer.response(*increments)
 
     def client_is_gone(self) -> bool:
         return self._sender is not None and bool(self._sender.is_cancelled())

@@ -23,7 +23,7 @@ _FIELDS = {
 
 
 def check_trace(document: Mapping[str, Any]) -> list[Event]:
-    """The events other than metadata. Raises AssertionError naming the first event that is wrong."""
+    """The events other than metadata. AssertionError names the first event that is wrong."""
     document = json.loads(json.dumps(document, allow_nan=False))
     assert document["displayTimeUnit"] in ("ms", "ns")
     events: list[Event] = document["traceEvents"]
@@ -59,9 +59,7 @@ def slices(events: Sequence[Event], pid: int, tid: int | None = None) -> list[Ev
 def _check_names(events: Sequence[Event], rest: Sequence[Event]) -> None:
     processes = {e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"]}
     threads = {
-        (e["pid"], e["tid"])
-        for e in events
-        if e["name"] == "thread_name" and e["args"]["name"]
+        (e["pid"], e["tid"]) for e in events if e["name"] == "thread_name" and e["args"]["name"]
     }
     for event in rest:
         assert event["pid"] in processes, event

@@ -152,7 +152,7 @@ def test_values_that_mean_what_we_do_are_accepted() -> None:
             "return_log_probs": False, "exclude_input_in_output": True,
             "return_finish_reason": True, "return_num_input_tokens": False, "top_k": -1,
         },
-        {"triton_enable_empty_final_response": True, "id": "a", "traceparent": "00-1-2-3"},
+        {"triton_enable_empty_final_response": True, "id": "a", "Traceparent": "00-1-2-3"},
     )  # fmt: skip
 
 

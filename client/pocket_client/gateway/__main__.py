@@ -39,10 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"--host {options.host} would be open to everybody: set API keys, or say "
                 "--allow-unauthenticated"
             )
+        app = create_app(settings)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         host=options.host,
         port=options.port,
         log_level=options.log_level,

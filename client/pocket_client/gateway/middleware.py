@@ -16,6 +16,7 @@ from pocket_client.gateway.auth import ANONYMOUS, Tenant
 from pocket_client.gateway.errors import ApiError
 from pocket_client.gateway.generation import CLIENT_GONE, send_error
 from pocket_client.gateway.service import Service
+from pocket_client.gateway.tracing import GatewaySpan
 from pocket_client.options import new_request_id, valid_request_id
 
 _log = logging.getLogger("pocket_client.gateway")
@@ -43,6 +44,9 @@ class GatewayMiddleware:
         state = scope.setdefault("state", {})
         state["request_id"] = _request_id(headers)
         state["status"] = None
+        span = self._span(scope, headers)
+        if span is not None:
+            state["trace_headers"] = span.headers
         started = time.monotonic()
 
         async def tagged(message: _Message) -> None:
@@ -62,6 +66,14 @@ class GatewayMiddleware:
                 await send_error(tagged, ApiError(500, "internal error"))
         finally:
             self._count(scope, time.monotonic() - started)
+            if span is not None:
+                span.end(_endpoint(scope), state["status"] or 500, state["request_id"])
+
+    def _span(self, scope: Scope, headers: Headers) -> GatewaySpan | None:
+        tracing = self._service.tracing
+        if tracing is None or scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
+            return None
+        return tracing.start(headers)
 
     async def _handle(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         try:
@@ -139,10 +151,15 @@ class GatewayMiddleware:
             raise ApiError(408, "the body did not arrive in time", code="body_timeout") from None
 
     def _count(self, scope: Scope, seconds: float) -> None:
-        endpoint = getattr(scope.get("route"), "path", "other")
+        endpoint = _endpoint(scope)
         metrics = self._service.metrics
         metrics.requests.labels(endpoint, str(scope["state"]["status"] or 500)).inc()
         metrics.request_seconds.labels(endpoint).observe(seconds)
+
+
+def _endpoint(scope: Scope) -> str:
+    path: str = getattr(scope.get("route"), "path", "other")
+    return path
 
 
 def _request_id(headers: Headers) -> str:

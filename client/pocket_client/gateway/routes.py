@@ -35,7 +35,10 @@ def _service(request: Request) -> Service:
 
 
 def _trace(request: Request) -> Mapping[str, str]:
-    """W3C trace context, passed on if it is well formed."""
+    """W3C trace context: of our own span, else the client's, passed on if it is well formed."""
+    own: Mapping[str, str] | None = getattr(request.state, "trace_headers", None)
+    if own is not None:
+        return own
     parent = request.headers.get("traceparent", "")
     state = request.headers.get("tracestate", "")
     if not _TRACEPARENT.fullmatch(parent):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 
 from pocket_client.gateway.discovery import parse_upstreams
@@ -11,6 +13,7 @@ from pocket_client.gateway.rate_limit import RateLimiter
 from pocket_client.gateway.readiness import Readiness
 from pocket_client.gateway.registry import Registry
 from pocket_client.gateway.settings import GatewaySettings
+from pocket_client.gateway.tracing import tracing_from_environment
 from pocket_client.gateway.upstreams import UpstreamPool
 
 
@@ -18,9 +21,11 @@ class Service:
     """The upstream client and the gateway's own state."""
 
     def __init__(self, settings: GatewaySettings) -> None:
+        """Raises ValueError if the environment asks for spans that cannot be had."""
         self.settings = settings
         self.created = int(time.time())
         self.metrics = Metrics()
+        self.tracing = tracing_from_environment(os.environ)
         self.client = UpstreamPool(parse_upstreams(settings.upstream), self.metrics)
         self.registry = Registry(
             settings.max_in_flight + settings.max_waiting, settings.max_in_flight_per_tenant
@@ -43,3 +48,5 @@ class Service:
 
     async def aclose(self) -> None:
         await self.client.aclose()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)

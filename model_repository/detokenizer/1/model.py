@@ -16,3 +16,6 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return self._model.execute(requests)
+
+    def finalize(self) -> None:
+        self._model.close()
