@@ -147,7 +147,7 @@ def test_cancelled_failed_and_refused_are_told_apart(
     gone.sender.gone = True
     model.execute([Request({"control": strings('{"cancel_request_id": "mine"}')})])
     ask(model, 4, max_tokens=0)
-    ask(model, 5, n=2)
+    ask(model, 5, beam_width=2)
     for request in (asked, gone, late):
         request.sender.wait()
     settled(family, 'pocket_requests_cancelled_total{reason="asked"}', 1)
