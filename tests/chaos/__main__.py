@@ -34,6 +34,8 @@ PATIENCE_SECONDS = 60.0
 NOTICED_BAR, RESTORED_BAR = 5.0, 10.0
 """Seconds, on a machine that is not overloaded."""
 _GONE_SECONDS = 20.0
+_LOG_TAIL = 4000
+"""Characters of the command's output that are shown if the run is stopped."""
 _QUIET_SECONDS = (0.5, 2.0)
 """Between two faults."""
 _QUESTION = {"text_input": "What is left when all is over?", "max_tokens": 24, "ignore_eos": True}
@@ -126,6 +128,7 @@ def chaos(served: Served, options: argparse.Namespace, run: Run) -> None:
             time.sleep(draw.uniform(*_QUIET_SECONDS))
     except (AssertionError, OSError, KeyError, ValueError) as error:
         trouble = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+        print(served.text[-_LOG_TAIL:], file=sys.stderr, flush=True)
     outcomes = load.stop(PATIENCE_SECONDS + 10)
     run.ledger.add(load.sent(), outcomes)
     run.checks += [
