@@ -138,7 +138,6 @@ def test_a_tensor_that_the_model_would_ignore(tmp_path):
             "original_context_length is missing",
         ),
         (TinyLlama(extra={"expert_count": 8}), native.Unsupported, "expert_count: got 8"),
-        (TinyLlama(extra={"attention.sliding_window": 64}), native.Unsupported, "sliding_window"),
         (TinyLlama(extra={"attention.value_length": 32}), native.Unsupported, "value_length"),
         (TinyLlama(head_dim=24), native.Unsupported, "head dimension: got 24.*multiple of 16"),
         (TinyLlama(head_dim=272), native.Unsupported, "head dimension: got 272.*at most 256"),

@@ -29,6 +29,7 @@ class Case:
     config: str
     fields: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    tokens: int = TOKENS
 
     def model(self) -> Any:
         return tiny_model(self.config, self.seed, **self.fields)
@@ -63,11 +64,25 @@ CASES = {
     ),
     "mistral": Case("MistralConfig", {"sliding_window": None, "head_dim": 32}),
     "mistral with a window beyond its context": Case("MistralConfig", {"sliding_window": CONTEXT}),
+    "mistral sliding": Case("MistralConfig", {"sliding_window": 37, "head_dim": 32}),
+    # Attention adds up splits of 256 positions: the window leaves the first one, then ends in it.
+    "mistral sliding over splits": Case("MistralConfig", {"sliding_window": 150}, tokens=420),
     "qwen2": Case("Qwen2Config"),
     "qwen2 tied, one kv head": Case(
         "Qwen2Config", {"tie_word_embeddings": True, "num_key_value_heads": 1}
     ),
+    "qwen2 sliding": Case(
+        "Qwen2Config", {"use_sliding_window": True, "sliding_window": 23, "max_window_layers": 1}
+    ),
     "qwen3": Case("Qwen3Config", {"head_dim": 32}),
+    "qwen3 sliding": Case(
+        "Qwen3Config",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 50,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     "qwen3 yarn rope": Case("Qwen3Config", {"head_dim": 32, "rope_parameters": YARN_ROPE}),
     "llama yarn mscale": Case(
         "LlamaConfig", {"rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.2}}
@@ -83,7 +98,7 @@ def exact(directory, **options: Any) -> Driver:
 def test_logits_equal_transformers(tmp_path, name):
     model = CASES[name].model()
     directory = save(model, tmp_path)
-    tokens = random_tokens(TOKENS)
+    tokens = random_tokens(CASES[name].tokens)
     expected = logits_of(model, tokens)
     assert expected.std() > 0.5
     driver = exact(directory)
@@ -116,7 +131,7 @@ def test_the_older_rope_fields_mean_the_same(tmp_path, scaling):
     assert np.array_equal(exact(directory).all_logits(random_tokens(TOKENS)), expected)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral", "mistral sliding", "qwen2 sliding"])
 @pytest.mark.parametrize("weights", [None, "q8_0"])
 def test_rows_do_not_depend_on_their_step(tmp_path, name, weights):
     """Bit for bit: alone at once on one thread, in chunks on two, and beside other sequences."""
@@ -134,6 +149,7 @@ def test_rows_do_not_depend_on_their_step(tmp_path, name, weights):
     assert np.array_equal(np.concatenate(got), expected)
 
 
+SLIDING = "sliding_attention"
 GGUF_PARTS = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -167,6 +183,9 @@ def write_as_gguf(path, architecture: str, model: Any) -> None:
     writer.add_value_length(model.model.layers[0].self_attn.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern([kind == SLIDING for kind in config.layer_types])
     for name, values in model.state_dict().items():
         if name in GGUF_ENDS:
             target = GGUF_ENDS[name]
@@ -180,11 +199,11 @@ def write_as_gguf(path, architecture: str, model: Any) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen2 sliding"])
 def test_a_gguf_file_of_the_same_weights_gives_the_same_bits(tmp_path, name):
     model = CASES[name].model()
     directory, file = save(model, tmp_path / name), tmp_path / "model.gguf"
-    write_as_gguf(file, name, model)
+    write_as_gguf(file, model.config.model_type, model)
     tokens = random_tokens(60)
     assert np.array_equal(exact(file).all_logits(tokens), exact(directory).all_logits(tokens))
 
@@ -201,10 +220,32 @@ def test_biases_are_not_ignored(tmp_path, bias):
     assert np.abs(got - expected).max() > 1e-2
 
 
-def test_a_window_inside_the_context_is_refused(tmp_path):
-    directory = save(tiny_model("MistralConfig", sliding_window=64), tmp_path)
-    with pytest.raises(pocket_cpp_core.Unsupported, match=r"attention\.sliding_window: got 64"):
+def test_a_window_hides_what_lies_before_it_and_nothing_else(tmp_path):
+    directory = save(CASES["mistral sliding"].model(), tmp_path)
+    tokens = random_tokens(TOKENS)
+    sliding = exact(directory).all_logits(tokens)
+    edit_config(directory, sliding_window=None)
+    full = exact(directory).all_logits(tokens)
+    assert np.array_equal(sliding[:37], full[:37])
+    assert (np.abs(sliding[37:] - full[37:]).max(axis=1) > 1e-3).all()
+    edit_config(directory, sliding_window=36)
+    assert not np.array_equal(exact(directory).all_logits(tokens[:37])[36], full[36])
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ([SLIDING, "chunked_attention"], "layer_types: got 'chunked_attention'; supported are"),
+        ([SLIDING], "has 1 entries; must have one for each of the 2 layers"),
+        (SLIDING, "layer_types is a string, must be a list"),
+    ],
+)
+def test_layer_types_that_are_refused(tmp_path, types, message):
+    directory = save(CASES["qwen2 sliding"].model(), tmp_path)
+    edit_config(directory, layer_types=types)
+    with pytest.raises((pocket_cpp_core.Unsupported, pocket_cpp_core.ModelFileError)) as caught:
         exact(directory)
+    assert message in str(caught.value)
 
 
 def test_rope_scaling_is_not_ignored(tmp_path):

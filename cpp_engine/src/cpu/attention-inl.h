@@ -1,8 +1,8 @@
 // Attention over the paged KV. What must hold (docs/kernels.md): per query, for each split of 256
 // positions, s[t] = chain over d of fma(q[d] * scale, k[d][t], s); m = max; p = exp(s - m);
 // sum of p in 16 strided partials; o[d] = chain over t of fma(p[t], v[t][d], o); splits are
-// combined in order. Positions beyond a query's own are not touched by its arithmetic, so its bits
-// do not depend on the tile that it came in.
+// combined in order. Positions that a query does not see (beyond its own, before its window) are
+// not touched by its arithmetic, so its bits do not depend on the tile that it came in.
 
 #include "attention_scratch.h"
 #include "pocket/cpu/kernels.h"
@@ -26,16 +26,19 @@ struct AttentionWork {
 /// Queries [first, first + kQueries) of a tile; query i is head i % group of row i / group.
 template <std::size_t kQueries>
 struct TileQueries {
-  std::size_t limit[kQueries];   ///< positions that a query sees; does not fall with i
+  std::size_t begin[kQueries];   ///< a query sees positions [begin, end), which
+  std::size_t end[kQueries];     ///< do not fall with i
   std::size_t offset[kQueries];  ///< of its floats in tile.query and tile.out
 };
 
-/// One split as kQueries queries see it.
+/// One split as kQueries queries see it: the blocks between the first and the last visible position
+/// of any query. Scores and positions count from the first of these blocks.
 template <std::size_t kQueries>
 struct Split {
   std::size_t first_block;
-  std::size_t blocks;             ///< up to the last visible position of any query
-  std::size_t visible[kQueries];  ///< positions that a query sees; 0 if the split lies beyond it
+  std::size_t blocks;
+  std::size_t begin[kQueries];  ///< a query sees positions [begin, end), none if they are equal
+  std::size_t end[kQueries];
 };
 
 template <typename T>
@@ -90,8 +93,7 @@ void score_blocks(const KvView<T>& kv, std::size_t block, const float* query, fl
   }
 }
 
-/// o[i][d..d + 16 kDims) continued over positions [begin, end) of a split that starts at block
-/// `first_block`.
+/// o[i][d..d + 16 kDims) continued over positions [begin, end), counted from block `first_block`.
 template <std::size_t kQueries, std::size_t kDims, typename T>
 void weigh_values(const KvView<T>& kv, std::size_t first_block, std::size_t begin, std::size_t end,
                   std::size_t d, const float* probabilities, float* out) {
@@ -153,14 +155,21 @@ struct SplitSoftmax {
   float sum;
 };
 
-/// Scores of one query over the `visible` > 0 positions of a split become exp(s - max).
-SplitSoftmax softmax_split(float* scores, std::size_t visible) {
+/// Scores of one query over positions [begin, end), not none, of a split become exp(s - max).
+/// Positions of the first block before `begin` become 0.
+SplitSoftmax softmax_split(float* scores, std::size_t begin, std::size_t end) {
   const float lowest = -__builtin_inff();
+  const std::size_t hidden = begin % kLanes;
+  scores += begin - hidden;
+  for (std::size_t t = 0; t < hidden; ++t) {
+    scores[t] = lowest;
+  }
+  const std::size_t count = end - (begin - hidden);
   Vec largest = splat(lowest);
   for_lanes(
-      visible, [&](std::size_t t) { largest = max(largest, load(scores + t)); },
-      [&](std::size_t t, std::size_t count) {
-        largest = max(largest, keep_first(load(scores + t), count, lowest));
+      count, [&](std::size_t t) { largest = max(largest, load(scores + t)); },
+      [&](std::size_t t, std::size_t rest) {
+        largest = max(largest, keep_first(load(scores + t), rest, lowest));
       });
   const float top = reduce_max(largest);
   const Vec shift = splat(top);
@@ -170,9 +179,9 @@ SplitSoftmax softmax_split(float* scores, std::size_t visible) {
     sum = add(sum, p);
   };
   for_lanes(
-      visible, [&](std::size_t t) { visit(t, exp(sub(load(scores + t), shift))); },
-      [&](std::size_t t, std::size_t count) {
-        visit(t, keep_first(exp(sub(load(scores + t), shift)), count, 0.0f));
+      count, [&](std::size_t t) { visit(t, exp(sub(load(scores + t), shift))); },
+      [&](std::size_t t, std::size_t rest) {
+        visit(t, keep_first(exp(sub(load(scores + t), shift)), rest, 0.0f));
       });
   return {top, reduce_add(sum)};
 }
@@ -232,20 +241,28 @@ struct FloatSplits {
     }
   }
 
-  /// Positions that all queries see go through together, a query's last ones alone.
+  /// Positions that all queries see go through together, a query's first and last ones alone.
   template <std::size_t kQueries>
   void values(const KvView<T>& kv, const Split<kQueries>& split, AttentionWork& work) {
     for (std::size_t at = 0; at < kQueries * kv.head_dim; at += kLanes) {
       store(work.partial + at, zero());
     }
-    const std::size_t common = split.visible[0];
-    weigh_all_dims<kQueries>(kv, split.first_block, 0, common, work.scores, work.partial);
+    const auto alone = [&](std::size_t i, std::size_t begin, std::size_t end) {
+      if (begin < end) {
+        weigh_all_dims<1>(kv, split.first_block, begin, end, work.scores + i * kAttentionSplit,
+                          work.partial + i * kv.head_dim);
+      }
+    };
+    const std::size_t common = split.begin[kQueries - 1];
+    const std::size_t common_end = split.end[0] > common ? split.end[0] : common;
 #pragma GCC unroll 8
     for (std::size_t i = 0; i < kQueries; ++i) {
-      if (split.visible[i] > common) {
-        weigh_all_dims<1>(kv, split.first_block, common, split.visible[i],
-                          work.scores + i * kAttentionSplit, work.partial + i * kv.head_dim);
-      }
+      alone(i, split.begin[i], split.end[i] < common ? split.end[i] : common);
+    }
+    weigh_all_dims<kQueries>(kv, split.first_block, common, common_end, work.scores, work.partial);
+#pragma GCC unroll 8
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      alone(i, common_end, split.end[i]);
     }
   }
 };

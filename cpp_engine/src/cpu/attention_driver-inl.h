@@ -12,32 +12,44 @@ void attend_queries(const AttentionTile& tile, const KvView<typename Splits::Ele
   TileQueries<kQueries> queries;
   for (std::size_t i = 0; i < kQueries; ++i) {
     const std::size_t row = (first + i) / tile.group;
-    queries.limit[i] = tile.first_position + row + 1;
+    const std::size_t end = tile.first_position + row + 1;
+    queries.begin[i] = tile.window > 0 && tile.window < end ? end - tile.window : 0;
+    queries.end[i] = end;
     queries.offset[i] = row * tile.row_stride + (first + i) % tile.group * tile.head_dim;
   }
   Splits splits(work);
   splits.begin(tile, queries, work);
 
-  for (std::size_t begin = 0; begin < queries.limit[kQueries - 1]; begin += kAttentionSplit) {
+  // Splits are counted from position 0 whatever the window; the first one loses the blocks that no
+  // query sees. The queries' positions overlap or touch, so every later block is seen by one.
+  const std::size_t seen = queries.begin[0] / kKvBlockTokens * kKvBlockTokens;
+  for (std::size_t at = seen / kAttentionSplit * kAttentionSplit; at < queries.end[kQueries - 1];
+       at += kAttentionSplit) {
+    const std::size_t begin = at < seen ? seen : at;
+    const auto inside = [&](std::size_t position) {
+      const std::size_t count = position > begin ? position - begin : 0;
+      const std::size_t most = at + kAttentionSplit - begin;
+      return count < most ? count : most;
+    };
     Split<kQueries> split;
     split.first_block = begin / kKvBlockTokens;
     for (std::size_t i = 0; i < kQueries; ++i) {
-      const std::size_t left = queries.limit[i] > begin ? queries.limit[i] - begin : 0;
-      split.visible[i] = left < kAttentionSplit ? left : kAttentionSplit;
+      split.begin[i] = inside(queries.begin[i]);
+      split.end[i] = inside(queries.end[i]);
     }
-    split.blocks = (split.visible[kQueries - 1] + kKvBlockTokens - 1) / kKvBlockTokens;
+    split.blocks = (split.end[kQueries - 1] + kKvBlockTokens - 1) / kKvBlockTokens;
 
     splits.scores(kv, split, work);
     SplitSoftmax softmax[kQueries];
     for (std::size_t i = 0; i < kQueries; ++i) {
-      if (split.visible[i] > 0) {
-        softmax[i] = softmax_split(work.scores + i * kAttentionSplit, split.visible[i]);
+      if (split.begin[i] < split.end[i]) {
+        softmax[i] = softmax_split(work.scores + i * kAttentionSplit, split.begin[i], split.end[i]);
       }
     }
     splits.values(kv, split, work);
     for (std::size_t i = 0; i < kQueries; ++i) {
-      if (split.visible[i] > 0) {
-        combine_split(work, i, tile.head_dim, softmax[i], begin == 0);
+      if (split.begin[i] < split.end[i]) {
+        combine_split(work, i, tile.head_dim, softmax[i], at <= queries.begin[i]);
       }
     }
   }

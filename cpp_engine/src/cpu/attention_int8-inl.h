@@ -5,7 +5,7 @@
 // product instruction takes 4 dims of 16 positions of K, or 4 positions of 16 dims of V.
 //
 // Probabilities times V's scales become 16-bit codes against their maximum in the split, split into
-// a high and a low byte plane. A position beyond a query's own has code 0: it adds nothing,
+// a high and a low byte plane. A position that a query does not see has code 0: it adds nothing,
 // whatever the cache holds there.
 
 #include "attention_scratch.h"
@@ -129,18 +129,25 @@ void score_blocks_int8(const KvView<std::uint8_t>& kv, std::size_t block, const 
   }
 }
 
-/// Turns exp(s - max) of one query into code planes of p * v scale; returns the codes' scale.
-/// Codes from `visible` to the end of `blocks` blocks are 0.
+/// Turns exp(s - max) of one query over positions [begin, end) into code planes of p * v scale;
+/// returns the codes' scale. The codes of other positions in `blocks` blocks are 0.
 float encode_probabilities(const KvView<std::uint8_t>& kv, std::size_t first_block,
-                           std::size_t visible, std::size_t blocks, float* p, std::uint8_t* codes) {
+                           std::size_t begin, std::size_t end, std::size_t blocks, float* p,
+                           std::uint8_t* codes) {
   Vec largest = zero();
-  for (std::size_t b = 0; b * kLanes < visible; ++b) {
+  for (std::size_t b = begin / kLanes; b * kLanes < end; ++b) {
     const Vec scale = load(block_scales(kv.v_block(first_block + b), kv.head_dim));
     Vec scaled = mul(load(p + b * kLanes), scale);
-    if (visible - b * kLanes < kLanes) {
-      scaled = keep_first(scaled, visible - b * kLanes, 0.0f);
+    if (end - b * kLanes < kLanes) {
+      scaled = keep_first(scaled, end - b * kLanes, 0.0f);
     }
     store(p + b * kLanes, scaled);
+    if (b * kLanes < begin) {  // a scale there may be NaN
+      for (std::size_t t = b * kLanes; t < begin; ++t) {
+        p[t] = 0.0f;
+      }
+      scaled = load(p + b * kLanes);
+    }
     largest = larger_magnitude(largest, scaled);
   }
   const CodeScale result =
@@ -148,7 +155,7 @@ float encode_probabilities(const KvView<std::uint8_t>& kv, std::size_t first_blo
   const bool usable = result.scale == result.scale;
   const Vec inverse = splat(result.inverse);
   for (std::size_t b = 0; b < blocks; ++b) {
-    const bool seen = b * kLanes < visible && usable;
+    const bool seen = begin < (b + 1) * kLanes && b * kLanes < end && usable;
     store_split_codes(codes + b * kLanes, codes + kAttentionSplit + b * kLanes,
                       seen ? mul(load(p + b * kLanes), inverse) : zero());
   }
@@ -281,8 +288,8 @@ struct Int8Splits {
     float scale[kQueries];
 #pragma GCC unroll 8
     for (std::size_t i = 0; i < kQueries; ++i) {
-      scale[i] = encode_probabilities(kv, split.first_block, split.visible[i], split.blocks,
-                                      shared.scores + i * kAttentionSplit,
+      scale[i] = encode_probabilities(kv, split.first_block, split.begin[i], split.end[i],
+                                      split.blocks, shared.scores + i * kAttentionSplit,
                                       work.codes + i * 2 * kAttentionSplit);
     }
     weigh_all_dims_int8<kQueries>(kv, split.first_block, split.blocks, work.codes, scale,

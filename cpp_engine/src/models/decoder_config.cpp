@@ -1,6 +1,7 @@
 #include "decoder_config.h"
 
 #include <string>
+#include <utility>
 
 #include "config_reader.h"
 #include "pocket/base/error.h"
@@ -16,6 +17,21 @@ constexpr std::uint64_t kMaxWidth = 1 << 20;
 constexpr std::uint64_t kMaxHeads = 1 << 12;
 constexpr std::uint64_t kMaxContext = 1 << 24;
 constexpr std::size_t kMaxHeadDim = 256;  // what the attention kernels take
+
+// A window that holds the whole context hides nothing.
+void read_window(const WeightSource& source, const ConfigReader& reader, DecoderConfig& config) {
+  const std::uint64_t window = source.get_uint("attention.sliding_window").value_or(0);
+  config.window = window < config.context ? static_cast<std::size_t>(window) : 0;
+  if (auto flags = source.get_flags("attention.sliding_window_pattern")) {
+    if (flags->size() != config.layers) {
+      reader.fail(ErrorCode::kBadFile, "attention.sliding_window_pattern: has " +
+                                           std::to_string(flags->size()) +
+                                           " entries; must have one for each of the " +
+                                           std::to_string(config.layers) + " layers");
+    }
+    config.sliding_layers = *std::move(flags);
+  }
+}
 
 }  // namespace
 
@@ -81,11 +97,7 @@ DecoderConfig read_decoder_config(const WeightSource& source) {
     reader.fail(ErrorCode::kUnsupported, "expert_count: got " + std::to_string(*experts) +
                                              "; mixture-of-experts models are not supported");
   }
-  if (const auto window = source.get_uint("attention.sliding_window");
-      window.value_or(0) > 0 && *window < config.context) {
-    reader.fail(ErrorCode::kUnsupported, "attention.sliding_window: got " +
-                                             std::to_string(*window) + "; only full attention is");
-  }
+  read_window(source, reader, config);
   config.rope = read_rope_config(source, config.head_dim);
   return config;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "pocket/models/model_info.h"
 #include "pocket/models/weight_source.h"
@@ -20,6 +21,9 @@ struct DecoderConfig {
   std::size_t context = 0;
   float norm_epsilon = 0.0F;
   RopeConfig rope;
+  /// Positions that a row of a sliding layer sees, its own included; 0: all, in every layer.
+  std::size_t window = 0;
+  std::vector<bool> sliding_layers;  ///< [layers]; empty: all
   // What the architecture adds to Llama's attention; set by its file, not read from the source.
   bool qkv_bias = false;  ///< q, k and v have biases
   bool qk_norm = false;   ///< every head of q and k is normalised before it rotates
@@ -27,6 +31,13 @@ struct DecoderConfig {
   [[nodiscard]] std::size_t query_width() const noexcept { return heads * head_dim; }
   [[nodiscard]] std::size_t kv_width() const noexcept { return kv_heads * head_dim; }
   [[nodiscard]] std::size_t group() const noexcept { return heads / kv_heads; }
+  [[nodiscard]] bool slides(std::size_t layer) const {
+    return sliding_layers.empty() || sliding_layers[layer];
+  }
+  /// Positions that a row of this layer sees; 0: all.
+  [[nodiscard]] std::size_t window_of(std::size_t layer) const {
+    return slides(layer) ? window : 0;
+  }
 };
 
 /// Reads and checks the keys that the Llama family uses. Throws `Error(kBadFile)` for missing or

@@ -67,6 +67,13 @@ class Fields {
     wrong(field, *value, "true or false");
   }
 
+  [[nodiscard]] const JsonArray* array(std::string_view field) const {
+    const JsonValue* const value = find(field);
+    if (value == nullptr) return nullptr;
+    if (const auto* const list = value->as<JsonArray>()) return list;
+    wrong(field, *value, "a list");
+  }
+
   [[nodiscard]] const JsonValue* object(std::string_view field) const {
     const JsonValue* const value = find(field);
     if (value != nullptr && value->as<JsonObject>() == nullptr) wrong(field, *value, "an object");
@@ -203,14 +210,49 @@ void check_activation(const Fields& fields, const char* field, std::string_view 
   }
 }
 
+// How many flags of layers to make: an absurd number of layers is refused later, by its own name.
+std::uint64_t layer_flags(const HfConfig& config) {
+  return std::min<std::uint64_t>(config.uints.at("block_count"), 1 << 16);
+}
+
+// Which layers slide, as layer_types lists it.
+std::vector<bool> read_layer_types(const Fields& fields, const JsonArray& types) {
+  std::vector<bool> slides;
+  for (const JsonValue& item : types) {
+    const auto* const type = item.as<std::string>();
+    if (type == nullptr || (*type != "full_attention" && *type != "sliding_attention")) {
+      fields.fail("layer_types: got " +
+                      (type == nullptr ? std::string(item.kind()) : quoted(*type)) +
+                      "; supported are full_attention and sliding_attention",
+                  ErrorCode::kUnsupported);
+    }
+    slides.push_back(*type == "sliding_attention");
+  }
+  return slides;
+}
+
 // Mistral slides in all layers unless the window is null; Qwen only if use_sliding_window says so,
-// and then from layer max_window_layers on.
+// and then in the layers of layer_types, or where that is absent from layer max_window_layers on.
 void read_window(const Fields& fields, HfConfig& config) {
-  const bool used = config.model_type == "mistral" ||
-                    (config.model_type != "llama" && fields.boolean("use_sliding_window", false));
+  const bool mistral = config.model_type == "mistral";
+  const bool used =
+      mistral || (config.model_type != "llama" && fields.boolean("use_sliding_window", false));
   const auto window = fields.uint("sliding_window");
-  if (used && window && *window > 0) {
-    config.uints["attention.sliding_window"] = *window;
+  if (!used || !window || *window == 0) {
+    return;
+  }
+  config.uints["attention.sliding_window"] = *window;
+  if (mistral) {
+    return;
+  }
+  std::vector<bool>& slides = config.flags["attention.sliding_window_pattern"];
+  if (const JsonArray* const types = fields.array("layer_types")) {
+    slides = read_layer_types(fields, *types);
+    return;
+  }
+  const std::uint64_t first = fields.uint("max_window_layers").value_or(28);
+  for (std::uint64_t layer = 0; layer < layer_flags(config); ++layer) {
+    slides.push_back(layer >= first);
   }
 }
 

@@ -1,6 +1,6 @@
-// Llama 1 to 3.x and its relatives (SmolLM2, TinyLlama, Mistral without a window): pre-norm blocks
-// of grouped-query attention and a gated MLP (Touvron et al. 2023, arXiv 2302.13971). Models that
-// differ by features of the attention only (qwen.cpp) are this one with another configuration.
+// Llama 1 to 3.x and its relatives (SmolLM2, TinyLlama, Mistral): pre-norm blocks of grouped-query
+// attention and a gated MLP (Touvron et al. 2023, arXiv 2302.13971). Models that differ by features
+// of the attention only (qwen.cpp) are this one with another configuration.
 
 #include <optional>
 #include <string>

@@ -42,14 +42,15 @@ class Cache {
                    block, block + block_elements_ * element());
   }
 
-  [[nodiscard]] AttentionTile tile(std::size_t rows, std::size_t group,
-                                   std::size_t first_position) const {
+  [[nodiscard]] AttentionTile tile(std::size_t rows, std::size_t group, std::size_t first_position,
+                                   std::size_t window = 0) const {
     AttentionTile tile{};
     tile.row_stride = group * head_dim_ + 3;
     tile.rows = rows;
     tile.group = group;
     tile.head_dim = head_dim_;
     tile.first_position = first_position;
+    tile.window = window;
     tile.scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
     tile.k_base = storage_.data();
     tile.v_base = storage_.data() + block_elements_ * element();
@@ -78,6 +79,13 @@ class Cache {
     v_[t * head_dim_] = std::nanf("");
     write(kernel_table(Isa::kScalar), t);
   }
+  /// K and V of position t become NaN.
+  void poison(std::size_t t) {
+    k_[t * head_dim_] = std::nanf("");
+    poison_value(t);
+  }
+  /// The table names a block of NaN for the block of position t.
+  void forget_block(std::size_t t) { table_[t / kKvBlockTokens] = 0; }
   [[nodiscard]] const std::vector<std::byte>& storage() const { return storage_; }
 
  private:
@@ -151,12 +159,20 @@ TEST_CASE("kv_write: int8 codes are within half a step of the value") {
 
 TEST_CASE("attention: the scalar table agrees with a softmax in double precision") {
   const KernelTable& scalar = kernel_table(Isa::kScalar);
+  struct Seen {
+    std::size_t length, window;
+  };
   for (const KvDType type : kKvTypes) {
-    for (const std::size_t length : {1u, 15u, 16u, 17u, 255u, 256u, 257u, 600u}) {
+    for (const Seen& seen : {Seen{1, 0}, {15, 0},    {16, 0},    {17, 0},    {255, 0},  {256, 0},
+                             {257, 0},   {600, 0},   {1, 1},     {17, 1},    {17, 2},   {100, 33},
+                             {256, 255}, {257, 256}, {257, 1},   {300, 257}, {272, 16}, {530, 18},
+                             {600, 64},  {600, 344}, {600, 345}, {600, 600}}) {
       constexpr std::size_t kDim = 32;
       constexpr std::size_t kGroup = 3;
+      const std::size_t length = seen.length;
+      const std::size_t begin = seen.window == 0 ? 0 : length - seen.window;
       const Cache cache(type, length, kDim, 7);
-      const AttentionTile tile = cache.tile(1, kGroup, length - 1);
+      const AttentionTile tile = cache.tile(1, kGroup, length - 1, seen.window);
       // Integers with 127 as the largest: int8 attention quantises them without error.
       std::vector<float> query = random_floats(tile.row_stride, 3, 50.0f);
       for (std::size_t i = 0; i < query.size(); ++i) {
@@ -168,7 +184,7 @@ TEST_CASE("attention: the scalar table agrees with a softmax in double precision
       for (std::size_t head = 0; head < kGroup; ++head) {
         std::vector<double> weights(length);
         double sum = 0;
-        for (std::size_t t = 0; t < length; ++t) {
+        for (std::size_t t = begin; t < length; ++t) {
           double score = 0;
           for (std::size_t d = 0; d < kDim; ++d) {
             score += query[head * kDim + d] * cache.k(t, d);
@@ -178,18 +194,57 @@ TEST_CASE("attention: the scalar table agrees with a softmax in double precision
         }
         for (std::size_t d = 0; d < kDim; ++d) {
           double expected = 0;
-          for (std::size_t t = 0; t < length; ++t) {
+          for (std::size_t t = begin; t < length; ++t) {
             expected += weights[t] / sum * cache.v(t, d);
           }
-          CHECK(std::abs(out[head * kDim + d] - expected) < tolerance);
+          CHECK_MESSAGE(
+              std::abs(out[head * kDim + d] - expected) < tolerance,
+              "length " << length << " window " << seen.window << " head " << head << " dim " << d);
         }
       }
     }
   }
 }
 
+namespace {
+
+/// Checks the bits of every table for the last rows of a sequence, in tiles of several heights,
+/// against the oracle's, which computes each row alone.
+void check_tiles(KvDType type, std::size_t length, std::size_t head_dim, std::size_t group,
+                 std::size_t window) {
+  const Cache cache(type, length, head_dim, 13);
+  const std::size_t rows = std::min<std::size_t>(length, 19);
+  const std::size_t first = length - rows;
+  const std::size_t stride = cache.tile(rows, group, first).row_stride;
+  const std::vector<float> query = random_floats(rows * stride, 3, 2.0f);
+  const auto row_of = [&](std::span<const float> all, std::size_t row, std::size_t count) {
+    return all.subspan(row * stride, count * stride);
+  };
+  std::vector<float> expected;
+  for (std::size_t row = 0; row < rows; ++row) {
+    const std::vector<float> out =
+        attend(kernel_table(Isa::kScalar), type, cache.tile(1, group, first + row, window),
+               row_of(query, row, 1));
+    expected.insert(expected.end(), out.begin(), out.end());
+  }
+  for (const KernelTable* table : all_tables()) {
+    for (const std::size_t step : {std::size_t{1}, std::size_t{2}, std::size_t{5}, rows}) {
+      for (std::size_t row = 0; row < rows; row += step) {
+        const std::size_t count = std::min(step, rows - row);
+        const std::vector<float> out = attend(
+            *table, type, cache.tile(count, group, first + row, window), row_of(query, row, count));
+        const long at = first_difference(out, row_of(expected, row, count));
+        CHECK_MESSAGE(at == -1, isa_name(table->isa) << " length " << length << " head_dim "
+                                                     << head_dim << " window " << window << " step "
+                                                     << step << " row " << row << " at " << at);
+      }
+    }
+  }
+}
+
+}  // namespace
+
 TEST_CASE("attention: every table gives the oracle's bits, alone and in tiles") {
-  const KernelTable& scalar = kernel_table(Isa::kScalar);
   struct Shape {
     std::size_t length, head_dim, group;
   };
@@ -205,31 +260,76 @@ TEST_CASE("attention: every table gives the oracle's bits, alone and in tiles") 
                            {280, 48, 7},
                            {600, 64, 3},
                            {530, 256, 2}}) {
-      const Cache cache(type, s.length, s.head_dim, 13);
-      const std::size_t rows = std::min<std::size_t>(s.length, 19);
-      const std::size_t first = s.length - rows;
-      const AttentionTile whole = cache.tile(rows, s.group, first);
-      const std::vector<float> query = random_floats(rows * whole.row_stride, 3, 2.0f);
-      const auto row_of = [&](std::span<const float> all, std::size_t row, std::size_t count) {
-        return all.subspan(row * whole.row_stride, count * whole.row_stride);
-      };
-      // The oracle computes each row alone.
-      std::vector<float> expected;
-      for (std::size_t row = 0; row < rows; ++row) {
-        const std::vector<float> out =
-            attend(scalar, type, cache.tile(1, s.group, first + row), row_of(query, row, 1));
-        expected.insert(expected.end(), out.begin(), out.end());
+      check_tiles(type, s.length, s.head_dim, s.group, 0);
+    }
+  }
+}
+
+TEST_CASE("attention: every table gives the oracle's bits with a sliding window") {
+  // With 19 rows, the window's begin passes block boundaries in all cases, and split boundaries in
+  // those where length - window is in 256..274 or 512..530; windows below 19 leave a piece of a
+  // tile without a position that all of its queries see.
+  struct Case {
+    std::size_t length, window;
+  };
+  for (const KvDType type : kKvTypes) {
+    for (const Case& c :
+         {Case{19, 1}, {40, 2},    {50, 15},   {50, 16},   {50, 17},   {100, 33},  {257, 255},
+          {260, 256},  {275, 257}, {300, 40},  {265, 1},   {275, 5},   {530, 256}, {530, 260},
+          {600, 88},   {600, 330}, {600, 344}, {790, 256}, {790, 270}, {800, 540}}) {
+      check_tiles(type, c.length, 48, 3, c.window);
+    }
+    check_tiles(type, 300, 256, 1, 37);
+    check_tiles(type, 540, 64, 8, 273);
+  }
+}
+
+TEST_CASE("attention: a window that hides nothing changes no bit") {
+  for (const KvDType type : kKvTypes) {
+    const Cache cache(type, 300, 64, 13);
+    const AttentionTile open = cache.tile(19, 3, 281);
+    const std::vector<float> query = random_floats(19 * open.row_stride, 3, 2.0f);
+    for (const KernelTable* table : all_tables()) {
+      const std::vector<float> expected = attend(*table, type, open, query);
+      for (const std::size_t window : {std::size_t{300}, ~std::size_t{0}}) {
+        const AttentionTile tile = cache.tile(19, 3, 281, window);
+        CHECK(first_difference(attend(*table, type, tile, query), expected) == -1);
       }
+      const AttentionTile narrower = cache.tile(19, 3, 281, 299);
+      CHECK(first_difference(attend(*table, type, narrower, query), expected) ==
+            static_cast<long>(18 * open.row_stride));
+    }
+  }
+}
+
+TEST_CASE("attention: what lies before a row's window does not reach it") {
+  constexpr std::size_t kWindow = 40;
+  for (const KvDType type : kKvTypes) {
+    for (const std::size_t length : {70u, 300u, 310u}) {
+      Cache cache(type, length, 64, 3);
+      const AttentionTile tile = cache.tile(8, 2, length - 8, kWindow);
+      const std::vector<float> query = random_floats(8 * tile.row_stride, 5);
+      const std::vector<float> clean = attend(kernel_table(Isa::kScalar), type, tile, query);
+      const std::size_t begin = length - 7 - kWindow;  // row 0's
+      cache.poison(begin + 3);                         // rows 0 to 3 see it
+      if (begin % kKvBlockTokens > 0) {
+        cache.poison(begin - 1);
+      }
+      for (std::size_t t = 0; t + kKvBlockTokens <= begin; t += kKvBlockTokens) {
+        cache.forget_block(t);
+      }
+      const AttentionTile dirty = cache.tile(8, 2, length - 8, kWindow);
       for (const KernelTable* table : all_tables()) {
-        for (const std::size_t step : {std::size_t{1}, std::size_t{2}, std::size_t{5}, rows}) {
-          for (std::size_t row = 0; row < rows; row += step) {
-            const std::size_t count = std::min(step, rows - row);
-            const std::vector<float> out = attend(
-                *table, type, cache.tile(count, s.group, first + row), row_of(query, row, count));
-            const long at = first_difference(out, row_of(expected, row, count));
-            CHECK_MESSAGE(at == -1, isa_name(table->isa)
-                                        << " length " << s.length << " head_dim " << s.head_dim
-                                        << " step " << step << " row " << row << " at " << at);
+        const std::vector<float> out = attend(*table, type, dirty, query);
+        for (std::size_t row = 0; row < 8; ++row) {
+          for (std::size_t at = row * tile.row_stride; at < (row + 1) * tile.row_stride; ++at) {
+            const bool written = at - row * tile.row_stride < 2 * 64;
+            if (written && row > 3) {
+              CHECK(out[at] == clean[at]);
+            }
+          }
+          if (row <= 3) {
+            CHECK(std::isnan(out[row * tile.row_stride]));
           }
         }
       }

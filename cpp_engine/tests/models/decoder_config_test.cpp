@@ -39,6 +39,21 @@ TEST_CASE("scaling factors count only with a scaling type") {
   CHECK_THROWS_AS(read_decoder_config(source), Error);
 }
 
+TEST_CASE("a window counts in the layers that slide, and only inside the context") {
+  MemorySource source = small_source();
+  CHECK(read_decoder_config(source).window_of(1) == 0);
+  source.uints["attention.sliding_window"] = 128;  // the context
+  CHECK(read_decoder_config(source).window_of(0) == 0);
+  source.uints["attention.sliding_window"] = 127;
+  CHECK(read_decoder_config(source).window_of(0) == 127);
+  CHECK(read_decoder_config(source).window_of(1) == 127);
+  source.flags["attention.sliding_window_pattern"] = {true, false};
+  CHECK(read_decoder_config(source).window_of(0) == 127);
+  CHECK(read_decoder_config(source).window_of(1) == 0);
+  source.flags["attention.sliding_window_pattern"] = {true, false, true};
+  CHECK_THROWS_AS(read_decoder_config(source), Error);
+}
+
 TEST_CASE("describe_model counts parameters without loading them") {
   MemorySource source = small_source();
   source.add("output_norm.weight", {64}, std::vector<float>(64, 1.0F));

@@ -15,8 +15,9 @@ namespace pocket {
 /// K blocks are [head_dim, 16] (positions innermost), V blocks [16, head_dim] (int8:
 /// docs/kernels.md; both then start on a multiple of 4 bytes); a block's address is
 /// `k_base + block_id * block_stride` elements. Query row r sits at position `first_position + r`
-/// and sees positions 0..first_position + r. Every row is reduced in fixed splits of
-/// `kAttentionSplit` positions, combined in order, so its bits depend on its own position only.
+/// and sees that position and those before it, as far as `window` lets it; blocks that no row sees
+/// are not read. Every row is reduced in fixed splits of `kAttentionSplit` positions, counted from
+/// position 0 and combined in order, so its bits depend on its own position only.
 struct AttentionTile {
   const float* query;      ///< [rows, group, head_dim] with the strides below; scaled by the kernel
   float* out;              ///< same layout
@@ -25,6 +26,7 @@ struct AttentionTile {
   std::size_t group;     ///< query heads that share the KV head
   std::size_t head_dim;  ///< a multiple of 16, at most 256
   std::size_t first_position;
+  std::size_t window = 0;  ///< positions that a row sees, its own included; 0: all
   float scale;
   const void* k_base;  ///< this layer's and head's K in block 0
   const void* v_base;

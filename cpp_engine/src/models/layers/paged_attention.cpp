@@ -85,6 +85,7 @@ struct LayerStep {
                               .head_dim = config.head_dim,
                               .first_position = tile.sequence->first_position + tile.row_begin -
                                                 tile.sequence->first_row,
+                              .window = config.window_of(layer),
                               .scale = 1.0F / std::sqrt(static_cast<float>(config.head_dim)),
                               .k_base = kv.k_base(layer, head),
                               .v_base = kv.v_base(layer, head),

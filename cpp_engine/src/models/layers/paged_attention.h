@@ -54,6 +54,8 @@ struct AttentionBuffers {
 };
 
 /// Causal grouped-query attention with rotate-half RoPE over the paged KV, added to the residual.
+/// A row sees all positions up to its own, or the last ones, as `DecoderConfig::window_of` says;
+/// the KV of positions that no row will see again stays where it is.
 struct PagedAttention {
   PackedMatrix q;       ///< [query_width, hidden]
   PackedMatrix k;       ///< [kv_width, hidden]
