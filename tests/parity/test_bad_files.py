@@ -73,7 +73,7 @@ def test_not_a_gguf_file(tmp_path):
 
 def test_unknown_architecture(tmp_path):
     path = write(tmp_path, TinyLlama(architecture="mamba9"))
-    with pytest.raises(native.Unsupported, match=r"mamba9.*supported: llama") as caught:
+    with pytest.raises(native.Unsupported, match=r"mamba9.*supported: llama, gemma3") as caught:
         load(path)
     assert caught.value.code == "unsupported"
 

@@ -138,7 +138,7 @@ def test_a_tensor_that_nobody_computes_is_refused_by_its_own_name(directory):
     [
         (
             {"model_type": "gpt2"},
-            "model_type: got 'gpt2'; supported are llama, mistral, qwen2, qwen3",
+            "model_type: got 'gpt2'; supported are gemma3_text, llama, mistral, qwen2, qwen3",
         ),
         ({"model_type": None}, "model_type is missing"),
         ({"hidden_size": None}, "hidden_size is missing"),

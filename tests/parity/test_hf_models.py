@@ -7,6 +7,7 @@ and across chunk boundaries.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from engine_driver import Driver, Part
+from safetensors.torch import load_file, save_file
 from tiny_hf import CONTEXT, edit_config, logits_of, random_tokens, save, tiny_model
 
 import pocket_cpp_core
@@ -22,6 +24,7 @@ import pocket_cpp_core
 pytestmark = pytest.mark.parity
 
 TOKENS = 210
+SLIDING = "sliding_attention"
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,13 @@ YARN_ROPE = {
     "rope_theta": 10000.0,
     "factor": 4.0,
     "original_max_position_embeddings": 128,
+}
+GEMMA3 = {
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "sliding_window": 37,
+    "query_pre_attn_scalar": 20,
+    "layer_types": [SLIDING, "full_attention", SLIDING],
 }
 CASES = {
     "llama": Case("LlamaConfig"),
@@ -80,10 +90,27 @@ CASES = {
         {
             "use_sliding_window": True,
             "sliding_window": 50,
-            "layer_types": ["sliding_attention", "full_attention"],
+            "layer_types": [SLIDING, "full_attention"],
         },
     ),
     "qwen3 yarn rope": Case("Qwen3Config", {"head_dim": 32, "rope_parameters": YARN_ROPE}),
+    "gemma3": Case("Gemma3TextConfig", GEMMA3),
+    "gemma3 tied, linear rope in full layers": Case(
+        "Gemma3TextConfig",
+        GEMMA3
+        | {
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 5e4, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        },
+    ),
+    "gemma3 with the default pattern": Case(
+        "Gemma3TextConfig",
+        {"num_hidden_layers": 7, "sliding_window": 150, "head_dim": 64},
+        tokens=420,
+    ),
     "llama yarn mscale": Case(
         "LlamaConfig", {"rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.2}}
     ),
@@ -131,7 +158,9 @@ def test_the_older_rope_fields_mean_the_same(tmp_path, scaling):
     assert np.array_equal(exact(directory).all_logits(random_tokens(TOKENS)), expected)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "mistral", "mistral sliding", "qwen2 sliding"])
+@pytest.mark.parametrize(
+    "name", ["qwen2", "qwen3", "mistral", "mistral sliding", "qwen2 sliding", "gemma3"]
+)
 @pytest.mark.parametrize("weights", [None, "q8_0"])
 def test_rows_do_not_depend_on_their_step(tmp_path, name, weights):
     """Bit for bit: alone at once on one thread, in chunks on two, and beside other sequences."""
@@ -149,7 +178,6 @@ def test_rows_do_not_depend_on_their_step(tmp_path, name, weights):
     assert np.array_equal(np.concatenate(got), expected)
 
 
-SLIDING = "sliding_attention"
 GGUF_PARTS = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -163,6 +191,11 @@ GGUF_PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+GGUF_GEMMA_PARTS = GGUF_PARTS | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 GGUF_ENDS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -170,7 +203,8 @@ GGUF_ENDS = {
 }
 
 
-def write_as_gguf(path, architecture: str, model: Any) -> None:
+def write_as_gguf(path, architecture: str, model: Any, *, pattern: int | None = None) -> None:
+    """``pattern``: the period of sliding layers, 0 for no key; None: a list of the layers."""
     config = model.config
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -182,29 +216,49 @@ def write_as_gguf(path, architecture: str, model: Any) -> None:
     writer.add_key_length(model.model.layers[0].self_attn.head_dim)
     writer.add_value_length(model.model.layers[0].self_attn.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    gemma = architecture == "gemma3"
+    if gemma:
+        ropes = config.rope_parameters
+        writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
+        writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+        writer.add_attention_scale(config.query_pre_attn_scalar**-0.5)
+    else:
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
-        writer.add_sliding_window_pattern([kind == SLIDING for kind in config.layer_types])
+        layers = [kind == SLIDING for kind in config.layer_types]
+        if pattern != 0:
+            writer.add_sliding_window_pattern(pattern or layers)
     for name, values in model.state_dict().items():
         if name in GGUF_ENDS:
             target = GGUF_ENDS[name]
         else:
             _, _, layer, *part, kind = name.split(".")
-            target = f"blk.{layer}.{GGUF_PARTS['.'.join(part)]}.{kind}"
-        writer.add_tensor(target, values.numpy())
+            parts = GGUF_GEMMA_PARTS if gemma else GGUF_PARTS
+            target = f"blk.{layer}.{parts['.'.join(part)]}.{kind}"
+        # GGUF files keep Gemma's norms around one.
+        writer.add_tensor(target, values.numpy() + np.float32(gemma and "norm" in name))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen2 sliding"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen2 sliding", "gemma3"])
 def test_a_gguf_file_of_the_same_weights_gives_the_same_bits(tmp_path, name):
     model = CASES[name].model()
     directory, file = save(model, tmp_path / name), tmp_path / "model.gguf"
-    write_as_gguf(file, model.config.model_type, model)
+    write_as_gguf(file, model.config.model_type.removesuffix("_text"), model)
     tokens = random_tokens(60)
+    assert np.array_equal(exact(file).all_logits(tokens), exact(directory).all_logits(tokens))
+
+
+@pytest.mark.parametrize("pattern", [0, 6])
+def test_gemma3_files_name_their_layers_briefly_or_not_at_all(tmp_path, pattern):
+    model = CASES["gemma3 with the default pattern"].model()
+    directory, file = save(model, tmp_path / "directory"), tmp_path / "model.gguf"
+    write_as_gguf(file, "gemma3", model, pattern=pattern)
+    tokens = random_tokens(200)
     assert np.array_equal(exact(file).all_logits(tokens), exact(directory).all_logits(tokens))
 
 
@@ -244,6 +298,71 @@ def test_layer_types_that_are_refused(tmp_path, types, message):
     directory = save(CASES["qwen2 sliding"].model(), tmp_path)
     edit_config(directory, layer_types=types)
     with pytest.raises((pocket_cpp_core.Unsupported, pocket_cpp_core.ModelFileError)) as caught:
+        exact(directory)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"query_pre_attn_scalar": 25},
+        {"sliding_window": 36},
+        {"layer_types": [SLIDING] * 3},
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+        {"rope_parameters": {"sliding_attention": {"rope_theta": 1e6}}},
+        {"rope_parameters": None, "rope_local_base_freq": 1e6},
+        {"rope_parameters": None, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ],
+    ids=str,
+)
+def test_gemma3_fields_are_not_ignored(tmp_path, fields):
+    directory = save(CASES["gemma3"].model(), tmp_path)
+    expected = exact(directory).all_logits(random_tokens(TOKENS))
+    edit_config(directory, **fields)
+    assert np.abs(exact(directory).all_logits(random_tokens(TOKENS)) - expected).max() > 1e-2
+
+
+def test_gemma3_of_older_and_multimodal_files(tmp_path):
+    """Transformers 4's fields, and a text model beside a vision tower: the same bits."""
+    model = CASES["gemma3 with the default pattern"].model()
+    directory = save(model, tmp_path)
+    tokens = random_tokens(60)
+    expected = exact(directory).all_logits(tokens)
+    edit_config(
+        directory,
+        rope_parameters=None,
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        layer_types=None,
+        sliding_window_pattern=6,
+    )
+    assert np.array_equal(exact(directory).all_logits(tokens), expected)
+    file = directory / "model.safetensors"
+    weights = {f"language_model.{name}": values for name, values in load_file(file).items()}
+    save_file(weights | {"vision_tower.patch.weight": torch.ones(2, 2)}, file)
+    config = json.loads((directory / "config.json").read_text())
+    outer = {"model_type": "gemma3", "vision_config": {}, "text_config": config}
+    (directory / "config.json").write_text(json.dumps(outer))
+    assert np.array_equal(exact(directory).all_logits(tokens), expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: got 30"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: got 50"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention: got true"),
+        ({"hidden_activation": "relu"}, "hidden_activation: got 'relu'; supported is gelu_pytorch"),
+        (
+            {"rope_parameters": {SLIDING: {"rope_type": "linear", "factor": 2}}},
+            "rope_parameters.sliding_attention.rope_type: got 'linear'; supported is default",
+        ),
+    ],
+)
+def test_gemma3_features_that_are_refused(tmp_path, fields, message):
+    directory = save(CASES["gemma3"].model(), tmp_path)
+    edit_config(directory, **fields)
+    with pytest.raises(pocket_cpp_core.Unsupported) as caught:
         exact(directory)
     assert message in str(caught.value)
 

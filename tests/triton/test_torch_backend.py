@@ -20,9 +20,9 @@ PROMPT = "Hello there"
 
 
 @pytest.mark.slow
-def test_gemma3_is_served_as_in_process(tmp_path: Path) -> None:
+def test_gemma2_is_served_as_in_process(tmp_path: Path) -> None:
     """Twice importing torch, once in the server: far more than the model costs."""
-    write_checkpoint(tmp_path, "gemma3")
+    write_checkpoint(tmp_path, "gemma2")
     write_tokenizer(tmp_path)
     params = SamplingParams(max_tokens=16, ignore_eos=True)
     with LLM(EngineArgs(model=str(tmp_path), threads=1)) as llm:

@@ -28,12 +28,14 @@ const KernelTable& avx2_table() noexcept {
       .rms_norm = rms_norm,
       .rope = rope,
       .silu_mul = silu_mul,
+      .gelu_mul = gelu_mul,
       .add = add_to,
       .kv_write = kv_write,
       .attention = attention,
       .argmax = argmax,
       .rms_norm_quantise = rms_norm_quantise,
       .silu_mul_quantise = silu_mul_quantise,
+      .gelu_mul_quantise = gelu_mul_quantise,
   };
   return kTable;
 }

@@ -53,13 +53,29 @@ void add_to(float* x, const float* y, std::size_t n) {
   map(x, y, n, x, [](const Vec& a, const Vec& b) { return add(a, b); });
 }
 
-/// silu(g) * u = (g / (1 + e^-g)) * u
+/// (g / (1 + e^-x)) * u
+Vec logistic_times(const Vec& gate, const Vec& x, const Vec& up) {
+  return mul(div(gate, add(splat(1.0f), exp(sub(zero(), x)))), up);
+}
+
+/// silu(g) * u
 Vec silu_times(const Vec& gate, const Vec& up) {
-  return mul(div(gate, add(splat(1.0f), exp(sub(zero(), gate)))), up);
+  return logistic_times(gate, gate, up);
+}
+
+/// gelu(g) * u with gelu(g) = g (1 + tanh y) / 2 and y = sqrt(2 / pi) (g + 0.044715 g^3), which is
+/// g / (1 + e^-2y): no difference of nearly equal numbers for any g.
+Vec gelu_times(const Vec& gate, const Vec& up) {
+  const Vec slope = fma(mul(gate, gate), splat(0x1.2444f2p-4f), splat(0x1.988454p+0f));
+  return logistic_times(gate, mul(gate, slope), up);
 }
 
 void silu_mul(const float* gate, const float* up, std::size_t n, float* out) {
   map(gate, up, n, out, [](const Vec& g, const Vec& u) { return silu_times(g, u); });
+}
+
+void gelu_mul(const float* gate, const float* up, std::size_t n, float* out) {
+  map(gate, up, n, out, [](const Vec& g, const Vec& u) { return gelu_times(g, u); });
 }
 
 /// 1 / sqrt(mean(x^2) + eps)
@@ -172,6 +188,10 @@ void rms_norm_quantise(const float* x, const float* weight, float eps, const Qua
 
 void silu_mul_quantise(const float* gate, const float* up, const QuantisedRow& out) {
   quantise_values(out, [&](std::size_t k) { return silu_times(load(gate + k), load(up + k)); });
+}
+
+void gelu_mul_quantise(const float* gate, const float* up, const QuantisedRow& out) {
+  quantise_values(out, [&](std::size_t k) { return gelu_times(load(gate + k), load(up + k)); });
 }
 
 /// Keeps the largest value of each run of 256 and searches only the winning run for its index.

@@ -17,8 +17,11 @@ namespace pocket {
 [[nodiscard]] std::unique_ptr<Model> make_qwen3(const WeightSource& source,
                                                 const ModelOptions& options);
 [[nodiscard]] ModelInfo describe_qwen3(const WeightSource& source);
+[[nodiscard]] std::unique_ptr<Model> make_gemma3(const WeightSource& source,
+                                                 const ModelOptions& options);
+[[nodiscard]] ModelInfo describe_gemma3(const WeightSource& source);
 
-/// The assembly that they share: `config` says what its attention has.
+/// The assembly that they share: `config` says what its blocks have.
 [[nodiscard]] std::unique_ptr<Model> make_decoder(const WeightSource& source,
                                                   const ModelOptions& options,
                                                   DecoderConfig config);

@@ -1,5 +1,6 @@
 #include "decoder_config.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -97,6 +98,7 @@ DecoderConfig read_decoder_config(const WeightSource& source) {
     reader.fail(ErrorCode::kUnsupported, "expert_count: got " + std::to_string(*experts) +
                                              "; mixture-of-experts models are not supported");
   }
+  config.attention_scale = 1.0F / std::sqrt(static_cast<float>(config.head_dim));
   read_window(source, reader, config);
   config.rope = read_rope_config(source, config.head_dim);
   return config;

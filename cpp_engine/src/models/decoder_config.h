@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "pocket/models/model_info.h"
@@ -8,6 +10,9 @@
 #include "rope_config.h"
 
 namespace pocket {
+
+/// What multiplies a gated MLP's second branch.
+enum class Activation : std::uint8_t { kSilu, kGelu };  // kGelu: its tanh form
 
 /// Hyper-parameters of a decoder-only transformer with grouped-query attention and a gated MLP.
 struct DecoderConfig {
@@ -20,13 +25,18 @@ struct DecoderConfig {
   std::size_t vocab = 0;
   std::size_t context = 0;
   float norm_epsilon = 0.0F;
+  float attention_scale = 0.0F;  ///< of q . k
   RopeConfig rope;
   /// Positions that a row of a sliding layer sees, its own included; 0: all, in every layer.
   std::size_t window = 0;
-  std::vector<bool> sliding_layers;  ///< [layers]; empty: all
-  // What the architecture adds to Llama's attention; set by its file, not read from the source.
-  bool qkv_bias = false;  ///< q, k and v have biases
-  bool qk_norm = false;   ///< every head of q and k is normalised before it rotates
+  std::vector<bool> sliding_layers;        ///< [layers]; empty: all
+  std::optional<RopeConfig> sliding_rope;  ///< of sliding layers; none: `rope`
+  // What the architecture adds to Llama's blocks; set by its file, not read from the source.
+  bool qkv_bias = false;    ///< q, k and v have biases
+  bool qk_norm = false;     ///< every head of q and k is normalised before it rotates
+  bool post_norms = false;  ///< outputs of attention and MLP are normalised before they are added
+  Activation activation = Activation::kSilu;
+  float embedding_scale = 1.0F;
 
   [[nodiscard]] std::size_t query_width() const noexcept { return heads * head_dim; }
   [[nodiscard]] std::size_t kv_width() const noexcept { return kv_heads * head_dim; }

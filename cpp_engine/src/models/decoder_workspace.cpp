@@ -15,6 +15,7 @@ DecoderWorkspace::DecoderWorkspace(const DecoderConfig& config, const ModelOptio
 
   BufferPlan plan;
   const std::size_t residual_at = plan.add<float>(tokens * config.hidden);
+  const std::size_t branch_at = plan.add<float>(config.post_norms ? tokens * config.hidden : 0);
   const ActivationsPlan input_plan(plan, tokens, config.hidden, forms.block_input);
   const std::size_t query_at = plan.add<float>(query_floats);
   const std::size_t key_at = plan.add<float>(kv_floats);
@@ -32,6 +33,7 @@ DecoderWorkspace::DecoderWorkspace(const DecoderConfig& config, const ModelOptio
   arena_ = AlignedBuffer(plan.bytes());
   const auto floats = [this](std::size_t offset) { return arena_.view<float>(offset, 1).data(); };
   residual = floats(residual_at);
+  branch = config.post_norms ? floats(branch_at) : nullptr;
   input = input_plan.bind(arena_);
   attention.query = floats(query_at);
   attention.key = floats(key_at);

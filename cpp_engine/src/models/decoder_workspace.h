@@ -34,6 +34,7 @@ class DecoderWorkspace {
   [[nodiscard]] std::size_t bytes() const noexcept { return arena_.size(); }
 
   float* residual;    ///< [tokens, hidden]
+  float* branch;      ///< [tokens, hidden] with `post_norms`: the output of attention or MLP alone
   Activations input;  ///< normalised input of a block
   AttentionBuffers attention;
   Activations mlp_inner;

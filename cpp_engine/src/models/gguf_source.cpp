@@ -41,7 +41,10 @@ class GgufSource final : public WeightSource {
       return std::nullopt;
     }
     const auto* array = std::get_if<GgufArray>(&found->second);
-    const auto* flags = array ? std::get_if<std::vector<bool>>(array) : nullptr;
+    if (array == nullptr) {
+      return periodic_flags(file_.get_uint(found->first).value());
+    }
+    const auto* flags = std::get_if<std::vector<bool>>(array);
     if (flags == nullptr) {
       throw Error(ErrorCode::kBadFile, name() + ": " + found->first + " must be an array of bools");
     }
@@ -111,6 +114,17 @@ class GgufSource final : public WeightSource {
  private:
   std::string prefixed(std::string_view key) const {
     return architecture() + "." + std::string(key);
+  }
+
+  // An absurd number of layers is refused later, by its own name.
+  std::vector<bool> periodic_flags(std::uint64_t period) const {
+    const std::uint64_t layers =
+        std::min<std::uint64_t>(get_uint("block_count").value_or(0), 1 << 16);
+    std::vector<bool> flags;
+    for (std::uint64_t layer = 1; layer <= layers; ++layer) {
+      flags.push_back(period == 0 || layer % period != 0);
+    }
+    return flags;
   }
 
   GgufFile file_;

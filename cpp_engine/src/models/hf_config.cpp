@@ -19,10 +19,8 @@ struct Family {
 
 // model_type of config.json -> the registry's (GGUF's) name.
 constexpr std::array kFamilies{
-    Family{"llama", "llama"},
-    Family{"mistral", "llama"},
-    Family{"qwen2", "qwen2"},
-    Family{"qwen3", "qwen3"},
+    Family{"gemma3_text", "gemma3"}, Family{"llama", "llama"}, Family{"mistral", "llama"},
+    Family{"qwen2", "qwen2"},        Family{"qwen3", "qwen3"},
 };
 
 /// Typed access to one JSON object.
@@ -93,27 +91,47 @@ class Fields {
   std::string_view file_;
 };
 
+bool is_gemma3(const HfConfig& config) {
+  return config.architecture == "gemma3";
+}
+
+// A size of the network, and the default of Gemma 3, whose checkpoints for images leave it out.
+struct Size {
+  std::string_view field;
+  const char* key;
+  std::uint64_t gemma3 = 0;  // 0: must be there
+};
+
 void read_sizes(const Fields& fields, HfConfig& config) {
-  constexpr std::pair<std::string_view, const char*> kSizes[] = {
+  constexpr Size kRequired[] = {
       {"num_hidden_layers", "block_count"},
       {"hidden_size", "embedding_length"},
       {"intermediate_size", "feed_forward_length"},
-      {"max_position_embeddings", "context_length"},
-      {"num_attention_heads", "attention.head_count"},
+      {"max_position_embeddings", "context_length", 131072},
+      {"num_attention_heads", "attention.head_count", 8},
   };
-  for (const auto& [field, key] : kSizes) {
-    const auto value = fields.uint(field);
-    if (!value) {
-      fields.fail(std::string(field) + " is missing");
+  constexpr Size kOptional[] = {
+      {"num_key_value_heads", "attention.head_count_kv", 4},
+      {"head_dim", "attention.key_length", 256},
+      {"head_dim", "attention.value_length", 256},
+  };
+  const auto read = [&](const Size& size) {
+    auto value = fields.uint(size.field);
+    if (!value && is_gemma3(config) && size.gemma3 > 0) {
+      value = size.gemma3;
     }
-    config.uints[key] = *value;
+    if (value) {
+      config.uints[size.key] = *value;
+    }
+    return value.has_value();
+  };
+  for (const Size& size : kRequired) {
+    if (!read(size)) {
+      fields.fail(std::string(size.field) + " is missing");
+    }
   }
-  if (const auto kv_heads = fields.uint("num_key_value_heads")) {
-    config.uints["attention.head_count_kv"] = *kv_heads;
-  }
-  if (const auto head_dim = fields.uint("head_dim")) {
-    config.uints["attention.key_length"] = *head_dim;
-    config.uints["attention.value_length"] = *head_dim;
+  for (const Size& size : kOptional) {
+    read(size);
   }
   if (const auto vocab = fields.uint("vocab_size")) {
     config.uints["vocab_size"] = *vocab;
@@ -173,10 +191,31 @@ void read_rope_scaling(const Fields& rope, const HfConfig& context, HfConfig& co
   }
 }
 
-void read_rope(const Fields& fields, HfConfig& config, double default_base) {
-  double base = fields.number("rope_theta").value_or(default_base);
+// The RoPE of Gemma 3's sliding layers: a base of its own, never scaled.
+void read_sliding_rope(const Fields& fields, const Fields& parameters, HfConfig& config) {
+  double base = fields.number("rope_local_base_freq").value_or(10000.0);
+  if (const JsonValue* const sliding = parameters.object("sliding_attention")) {
+    const Fields rope(*sliding, fields.file());
+    base = rope.number("rope_theta").value_or(base);
+    if (const auto type = rope.string("rope_type").value_or("default"); type != "default") {
+      fields.fail("rope_parameters.sliding_attention.rope_type: got " + quoted(type) +
+                      "; supported is default",
+                  ErrorCode::kUnsupported);
+    }
+  }
+  config.floats["rope.freq_base_swa"] = base;
+}
+
+void read_rope(const Fields& fields, HfConfig& config) {
+  double base = fields.number("rope_theta").value_or(is_gemma3(config) ? 1e6 : 10000.0);
   auto partial = fields.number("partial_rotary_factor");
   const JsonValue* parameters = fields.object("rope_parameters");
+  if (is_gemma3(config)) {
+    const JsonValue none;
+    const Fields by_type(parameters == nullptr ? none : *parameters, fields.file());
+    read_sliding_rope(fields, by_type, config);
+    parameters = by_type.object("full_attention");
+  }
   if (parameters == nullptr) {
     parameters = fields.object("rope_scaling");
   }
@@ -231,18 +270,22 @@ std::vector<bool> read_layer_types(const Fields& fields, const JsonArray& types)
   return slides;
 }
 
-// Mistral slides in all layers unless the window is null; Qwen only if use_sliding_window says so,
-// and then in the layers of layer_types, or where that is absent from layer max_window_layers on.
+// Mistral slides in all layers unless the window is null; Qwen only if use_sliding_window says so.
+// Which layers do is said by layer_types, or where that is absent, in Qwen by max_window_layers
+// (the first that does), in Gemma 3 by sliding_window_pattern (the last of as many does not).
 void read_window(const Fields& fields, HfConfig& config) {
-  const bool mistral = config.model_type == "mistral";
-  const bool used =
-      mistral || (config.model_type != "llama" && fields.boolean("use_sliding_window", false));
-  const auto window = fields.uint("sliding_window");
-  if (!used || !window || *window == 0) {
+  const bool all = config.model_type == "mistral";
+  const bool some = is_gemma3(config) ||
+                    (config.model_type != "llama" && fields.boolean("use_sliding_window", false));
+  auto window = fields.uint("sliding_window");
+  if (!window && is_gemma3(config)) {
+    window = 4096;  // Transformers' default
+  }
+  if (!(all || some) || !window || *window == 0) {
     return;
   }
   config.uints["attention.sliding_window"] = *window;
-  if (mistral) {
+  if (all) {
     return;
   }
   std::vector<bool>& slides = config.flags["attention.sliding_window_pattern"];
@@ -251,8 +294,27 @@ void read_window(const Fields& fields, HfConfig& config) {
     return;
   }
   const std::uint64_t first = fields.uint("max_window_layers").value_or(28);
+  const std::uint64_t pattern = fields.uint("sliding_window_pattern").value_or(6);
+  if (pattern == 0) {
+    fields.fail("sliding_window_pattern: got 0; must be at least 1");
+  }
   for (std::uint64_t layer = 0; layer < layer_flags(config); ++layer) {
-    slides.push_back(layer >= first);
+    slides.push_back(is_gemma3(config) ? (layer + 1) % pattern != 0 : layer >= first);
+  }
+}
+
+void read_gemma3(const Fields& fields, HfConfig& config) {
+  config.norm_weight_offset = 1.0F;
+  config.floats["attention.scale"] =
+      1.0 / std::sqrt(fields.number("query_pre_attn_scalar").value_or(256.0));
+  for (const char* field : {"attn_logit_softcapping", "final_logit_softcapping"}) {
+    if (const auto cap = fields.number(field)) {
+      config.floats[field] = *cap;  // refused by the model
+    }
+  }
+  if (fields.boolean("use_bidirectional_attention", false)) {
+    fields.fail("use_bidirectional_attention: got true; this build computes causal attention",
+                ErrorCode::kUnsupported);
   }
 }
 
@@ -294,10 +356,15 @@ HfConfig read_hf_config(const JsonValue& root, std::string_view name) {
   config.model_type = *model_type;
   config.architecture = find_family(fields, *model_type).architecture;
   read_sizes(fields, config);
-  read_rope(fields, config, 10000.0);
+  read_rope(fields, config);
   read_window(fields, config);
-  check_activation(fields, "hidden_act", "silu");
-  config.tied = fields.boolean("tie_word_embeddings", false);
+  if (is_gemma3(config)) {
+    read_gemma3(fields, config);
+    check_activation(fields, "hidden_activation", "gelu_pytorch_tanh");
+  } else {
+    check_activation(fields, "hidden_act", "silu");
+  }
+  config.tied = fields.boolean("tie_word_embeddings", is_gemma3(config));
   config.eos_token_ids =
       read_eos_ids(text != nullptr && text->find("eos_token_id") ? *text : root, name);
   return config;

@@ -22,6 +22,7 @@ struct HfConfig {
   Keys<std::string> strings;
   Keys<std::vector<bool>> flags;
   bool tied = false;                        ///< the head is the embedding
+  float norm_weight_offset = 0.0F;          ///< see `WeightSource::norm_weight_offset`
   std::vector<std::int64_t> eos_token_ids;  ///< as config.json states them, unchecked
 };
 

@@ -28,6 +28,14 @@ constexpr std::array kBlock{
     Part{"mlp.down_proj", "ffn_down"},
 };
 
+// Those that Gemma, whose blocks have norms behind attention and MLP, uses otherwise or in
+// addition.
+constexpr std::array kGemmaBlock{
+    Part{"post_attention_layernorm", "post_attention_norm"},
+    Part{"pre_feedforward_layernorm", "ffn_norm"},
+    Part{"post_feedforward_layernorm", "post_ffw_norm"},
+};
+
 template <std::size_t kCount>
 std::optional<std::string> look_up(const std::array<Part, kCount>& parts, std::string_view name) {
   const auto found = std::find_if(parts.begin(), parts.end(),
@@ -43,12 +51,15 @@ bool strip_prefix(std::string_view& name, std::string_view prefix) {
   return true;
 }
 
-std::optional<std::string> block_part(std::string_view part, std::string_view /*architecture*/) {
+std::optional<std::string> block_part(std::string_view part, std::string_view architecture) {
   const std::size_t dot = part.rfind('.');
   if (dot == std::string_view::npos) {
     return std::nullopt;
   }
-  const auto name = look_up(kBlock, part.substr(0, dot));
+  auto name = architecture == "gemma3" ? look_up(kGemmaBlock, part.substr(0, dot)) : std::nullopt;
+  if (!name) {
+    name = look_up(kBlock, part.substr(0, dot));
+  }
   return name ? std::optional(*name + std::string(part.substr(dot))) : std::nullopt;
 }
 
@@ -61,6 +72,13 @@ std::optional<std::string> gguf_tensor_name(std::string_view hf_name,
   }
   std::string_view name = hf_name;
   strip_prefix(name, "model.");
+  if (architecture == "gemma3") {  // beside a vision tower, in Transformers 5's layout or 4's
+    if (name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.")) {
+      return std::nullopt;
+    }
+    strip_prefix(name, "language_model.");
+    strip_prefix(name, "model.");
+  }
   if (!strip_prefix(name, "layers.")) {
     return look_up(kGlobal, name).value_or(std::string(hf_name));
   }

@@ -1,7 +1,8 @@
 // Llama 1 to 3.x and its relatives (SmolLM2, TinyLlama, Mistral): pre-norm blocks of grouped-query
 // attention and a gated MLP (Touvron et al. 2023, arXiv 2302.13971). Models that differ by features
-// of the attention only (qwen.cpp) are this one with another configuration.
+// of these blocks only (qwen.cpp, gemma.cpp) are this one with another configuration.
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,8 +24,10 @@ namespace {
 struct Block {
   std::span<const float> attention_norm;
   PagedAttention attention;
+  std::span<const float> attention_post_norm;  // empty without `post_norms`
   std::span<const float> mlp_norm;
   GatedMlp mlp;
+  std::span<const float> mlp_post_norm;
 };
 
 class Llama final : public Model {
@@ -42,6 +45,9 @@ class Llama final : public Model {
     }
     load_weights(source, options);
     rope_ = RopeTable(config_.rope, max_context_);
+    if (config_.sliding_rope) {
+      sliding_rope_ = RopeTable(*config_.sliding_rope, max_context_);
+    }
     workspace_.emplace(config_, options, forms(), logits_stride());
   }
 
@@ -52,7 +58,7 @@ class Llama final : public Model {
     return {.layers = config_.layers, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim};
   }
   std::size_t workspace_bytes() const noexcept override {
-    return workspace_->bytes() + rope_.bytes();
+    return workspace_->bytes() + rope_.bytes() + sliding_rope_.bytes();
   }
 
   void forward(const ForwardBatch& batch, KvPool& kv) override {
@@ -60,15 +66,17 @@ class Llama final : public Model {
     const std::size_t rows = batch.token_ids.size();
     w.set_rows(rows);
     schedule_.plan(batch.sequences);
-    embed(compute_, embedding_, batch.token_ids, w.residual);
+    embed(compute_, embedding_, batch.token_ids, config_.embedding_scale, w.residual);
     for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
       const Block& block = blocks_[layer];
       normalise(compute_, w.residual, rows, {}, block.attention_norm, config_.norm_epsilon,
                 w.input);
-      block.attention.run(compute_, config_, rope_, schedule_, layer, w.input, rows, kv,
-                          w.attention, w.residual, w.matmul_scratch);
+      block.attention.run(compute_, config_, rope_of(layer), schedule_, layer, w.input, rows, kv,
+                          w.attention, begin_branch(rows), w.matmul_scratch);
+      end_branch(rows, block.attention_post_norm);
       normalise(compute_, w.residual, rows, {}, block.mlp_norm, config_.norm_epsilon, w.input);
-      block.mlp.run(compute_, w.input, rows, w.mlp_inner, w.residual, w.matmul_scratch);
+      block.mlp.run(compute_, w.input, rows, w.mlp_inner, begin_branch(rows), w.matmul_scratch);
+      end_branch(rows, block.mlp_post_norm);
     }
   }
 
@@ -83,6 +91,27 @@ class Llama final : public Model {
   }
 
  private:
+  const RopeTable& rope_of(std::size_t layer) const {
+    return config_.sliding_rope && config_.slides(layer) ? sliding_rope_ : rope_;
+  }
+
+  // What attention or MLP add their output to: the residual or, where the output is normalised
+  // first, zeros.
+  float* begin_branch(std::size_t rows) {
+    if (!config_.post_norms) {
+      return workspace_->residual;
+    }
+    std::fill_n(workspace_->branch, rows * config_.hidden, 0.0F);
+    return workspace_->branch;
+  }
+
+  void end_branch(std::size_t rows, std::span<const float> post_norm) {
+    if (config_.post_norms) {
+      add_normalised(compute_, workspace_->branch, rows, post_norm, config_.norm_epsilon,
+                     workspace_->residual);
+    }
+  }
+
   void load_weights(const WeightSource& source, const ModelOptions& options) {
     WeightLoader loader(source, options.weights);
     loader.matrix("token_embd.weight", config_.vocab, config_.hidden, embedding_);
@@ -98,7 +127,12 @@ class Llama final : public Model {
       loader.norm(prefix + "attn_norm.weight", config_.hidden, block.attention_norm);
       block.attention.load(loader, prefix, config_, source.rope_pairs_interleaved());
       loader.norm(prefix + "ffn_norm.weight", config_.hidden, block.mlp_norm);
-      block.mlp.load(loader, prefix, config_.hidden, config_.ffn);
+      block.mlp.load(loader, prefix, config_);
+      if (config_.post_norms) {
+        loader.norm(prefix + "post_attention_norm.weight", config_.hidden,
+                    block.attention_post_norm);
+        loader.norm(prefix + "post_ffw_norm.weight", config_.hidden, block.mlp_post_norm);
+      }
     }
     weights_ = loader.load(*compute_.pool);
     info_ = describe_decoder(source, config_);
@@ -127,6 +161,7 @@ class Llama final : public Model {
   std::span<const float> output_norm_;
   std::vector<Block> blocks_;
   RopeTable rope_;
+  RopeTable sliding_rope_;  // empty without `DecoderConfig::sliding_rope`
   AttentionSchedule schedule_;
   std::optional<DecoderWorkspace> workspace_;
 };

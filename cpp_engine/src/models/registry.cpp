@@ -20,6 +20,7 @@ struct Architecture {
 
 constexpr std::array kArchitectures{
     Architecture{"llama", make_llama, describe_llama},
+    Architecture{"gemma3", make_gemma3, describe_gemma3},
     Architecture{"qwen2", make_qwen2, describe_qwen2},
     Architecture{"qwen3", make_qwen3, describe_qwen3},
 };

@@ -12,9 +12,9 @@ namespace pocket {
 struct RopeConfig {
   std::size_t dims = 0;  ///< leading dimensions of a head that rotate; even
   double base = 10000.0;
-  double position_scale = 1.0;           ///< linear scaling: positions are divided by it
-  std::vector<float> frequency_factors;  ///< empty, or [dims / 2]: Llama 3.1's, YaRN's
-  double magnitude = 1.0;                ///< factor of cos and sin: YaRN's attention factor
+  double position_scale = 1.0;             ///< linear scaling: positions are divided by it
+  std::vector<float> frequency_factors{};  ///< empty, or [dims / 2]: Llama 3.1's, YaRN's
+  double magnitude = 1.0;                  ///< factor of cos and sin: YaRN's attention factor
 };
 
 /// Reads the rope.* keys and `rope_freqs.weight`. `rope.scaling.type`: none, linear, yarn (Peng et

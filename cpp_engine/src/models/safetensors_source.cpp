@@ -152,7 +152,7 @@ class SafetensorsSource final : public WeightSource {
   }
 
   bool rope_pairs_interleaved() const override { return false; }
-  float norm_weight_offset() const override { return 0.0F; }
+  float norm_weight_offset() const override { return config_.norm_weight_offset; }
   void release() const noexcept override { checkpoint_.release_pages(); }
 
  private:

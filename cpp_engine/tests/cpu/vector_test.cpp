@@ -1,7 +1,9 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
+#include <numbers>
 
 #include "support.h"
 
@@ -49,7 +51,13 @@ TEST_CASE("rms_norm: formula in double, and the oracle's bits") {
   }
 }
 
-TEST_CASE("silu_mul: accurate for every magnitude, the oracle's bits, aliasing allowed") {
+namespace {
+
+using GatedKernel = void (*KernelTable::*)(const float*, const float*, std::size_t, float*);
+
+/// Compares a gated activation g / (1 + e^-x(g)) with double precision, and all tables' bits.
+/// `x_error` is the relative error of x, which e^-x carries as x times it.
+void check_gated(GatedKernel kernel, double (*x_of)(double), double x_error) {
   std::vector<float> gate;
   for (float x = -110.0f; x < 110.0f; x += 0.0173f) {
     gate.push_back(x);
@@ -60,33 +68,50 @@ TEST_CASE("silu_mul: accurate for every magnitude, the oracle's bits, aliasing a
   }
   const std::vector<float> up = random_floats(gate.size(), 3);
   std::vector<float> out(gate.size());
-  kernel_table(Isa::kScalar).silu_mul(gate.data(), up.data(), gate.size(), out.data());
+  (kernel_table(Isa::kScalar).*kernel)(gate.data(), up.data(), gate.size(), out.data());
   for (std::size_t i = 0; i < gate.size(); ++i) {
     const double g = gate[i];
-    const double expected = g / (1.0 + std::exp(-g)) * static_cast<double>(up[i]);
-    // Below -88 the quotient leaves float's normal range.
+    const double x = x_of(g);
+    const double expected = g / (1.0 + std::exp(-x)) * static_cast<double>(up[i]);
+    // Below x = -88 the quotient leaves float's normal range.
+    const double relative = 6e-7 + std::clamp(-x, 0.0, 88.0) * x_error;
     CHECK((out[i] == static_cast<float>(expected) ||
-           std::abs(out[i] - expected) <= 6e-7 * std::abs(expected) + 1e-35));
+           std::abs(out[i] - expected) <= relative * std::abs(expected) + 1e-35));
   }
   for (const std::size_t n : {gate.size(), std::size_t{5}, std::size_t{16}, std::size_t{33}}) {
     check_tables(n, [&](const KernelTable& table, std::vector<float>& result) {
-      table.silu_mul(gate.data(), up.data(), n, result.data());
+      (table.*kernel)(gate.data(), up.data(), n, result.data());
     });
     check_tables(n, [&](const KernelTable& table, std::vector<float>& result) {
       std::copy_n(gate.begin(), n, result.begin());
-      table.silu_mul(result.data(), up.data(), n, result.data());
+      (table.*kernel)(result.data(), up.data(), n, result.data());
     });
   }
 }
 
-TEST_CASE("silu_mul: NaN stays NaN and minus infinity gives NaN, as documented") {
+}  // namespace
+
+TEST_CASE("silu_mul: accurate for every magnitude, the oracle's bits, aliasing allowed") {
+  check_gated(&KernelTable::silu_mul, [](double g) { return g; }, 0.0);
+}
+
+TEST_CASE("gelu_mul: accurate for every magnitude, the oracle's bits, aliasing allowed") {
+  const auto x_of = [](double g) {
+    return 2.0 * std::sqrt(2.0 / std::numbers::pi) * (g + 0.044715 * g * g * g);
+  };
+  check_gated(&KernelTable::gelu_mul, x_of, 3 * 6e-8);  // three roundings
+}
+
+TEST_CASE("silu_mul, gelu_mul: NaN stays NaN and minus infinity gives NaN, as documented") {
   for (const KernelTable* table : all_tables()) {
     const float gate[] = {std::nanf(""), -kInfinity, 1.0f};
     const float up[] = {1.0f, 1.0f, std::nanf("")};
-    float out[3];
-    table->silu_mul(gate, up, 3, out);
-    for (const float value : out) {
-      CHECK(std::isnan(value));
+    for (const GatedKernel kernel : {&KernelTable::silu_mul, &KernelTable::gelu_mul}) {
+      float out[3];
+      (table->*kernel)(gate, up, 3, out);
+      for (const float value : out) {
+        CHECK(std::isnan(value));
+      }
     }
   }
 }
@@ -141,6 +166,7 @@ TEST_CASE("row kernels write nothing past their length") {
       std::vector<float> out(n + 32, 9.0f);
       table->rms_norm(x.data(), y.data(), n, 1e-5f, out.data());
       table->silu_mul(x.data(), y.data(), n, out.data());
+      table->gelu_mul(x.data(), y.data(), n, out.data());
       table->add(out.data(), y.data(), n);
       for (std::size_t i = n; i < out.size(); ++i) {
         CHECK(out[i] == 9.0f);
@@ -241,11 +267,15 @@ TEST_CASE("fused kernels give the bits of their parts, in every table") {
     }
     std::vector<float> product(n);
     scalar.silu_mul(residual.data(), weight.data(), n, product.data());
-    const Quantised expected(scalar, product, 1, n);
+    const Quantised silu_codes(scalar, product, 1, n);
+    scalar.gelu_mul(residual.data(), weight.data(), n, product.data());
+    const Quantised gelu_codes(scalar, product, 1, n);
     for (const KernelTable* table : all_tables()) {
       Quantised out(1, n);
       table->silu_mul_quantise(residual.data(), weight.data(), out.row(0));
-      CHECK(same(out, expected));
+      CHECK(same(out, silu_codes));
+      table->gelu_mul_quantise(residual.data(), weight.data(), out.row(0));
+      CHECK(same(out, gelu_codes));
     }
   }
 }

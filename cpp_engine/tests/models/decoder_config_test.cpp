@@ -54,6 +54,18 @@ TEST_CASE("a window counts in the layers that slide, and only inside the context
   CHECK_THROWS_AS(read_decoder_config(source), Error);
 }
 
+TEST_CASE("soft caps are refused where the model would need them") {
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping"}) {
+    MemorySource source = small_source();
+    source.architecture_name = "gemma3";
+    CHECK(describe_model(source).architecture == "gemma3");
+    source.floats[key] = 0.0;
+    CHECK_NOTHROW(describe_model(source));
+    source.floats[key] = 30.0;
+    CHECK_THROWS_AS(describe_model(source), Error);
+  }
+}
+
 TEST_CASE("describe_model counts parameters without loading them") {
   MemorySource source = small_source();
   source.add("output_norm.weight", {64}, std::vector<float>(64, 1.0F));

@@ -85,6 +85,8 @@ struct KernelTable {
                const float* sin);
   /// out = silu(gate) * up; out may alias either.
   void (*silu_mul)(const float* gate, const float* up, std::size_t n, float* out);
+  /// out = gelu(gate) * up, gelu in its tanh form; out may alias either.
+  void (*gelu_mul)(const float* gate, const float* up, std::size_t n, float* out);
   /// x += y
   void (*add)(float* x, const float* y, std::size_t n);
 
@@ -104,6 +106,8 @@ struct KernelTable {
                             const QuantisedRow& out);
   /// silu_mul, quantised.
   void (*silu_mul_quantise)(const float* gate, const float* up, const QuantisedRow& out);
+  /// gelu_mul, quantised.
+  void (*gelu_mul_quantise)(const float* gate, const float* up, const QuantisedRow& out);
 };
 
 /// The table of `isa`. Throws `Error(kUnsupported)` if this CPU lacks it.

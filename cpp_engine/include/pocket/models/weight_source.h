@@ -41,7 +41,8 @@ class WeightSource {
   [[nodiscard]] virtual std::optional<std::uint64_t> get_uint(std::string_view key) const = 0;
   [[nodiscard]] virtual std::optional<double> get_float(std::string_view key) const = 0;
   [[nodiscard]] virtual std::optional<std::string> get_string(std::string_view key) const = 0;
-  /// One bool per layer, say.
+  /// One bool per layer. GGUF also has a short form, a number n: all but every n-th are true, or
+  /// all if n is 0.
   [[nodiscard]] virtual std::optional<std::vector<bool>> get_flags(std::string_view key) const = 0;
   /// Tokens of the tokenizer that comes with the weights; 0 if none does.
   [[nodiscard]] virtual std::size_t tokenizer_tokens() const = 0;

@@ -8,8 +8,8 @@
 
 namespace pocket {
 
-/// out[r] = row ids[r] of the packed embedding matrix, in float32: [ids.size(), columns].
+/// out[r] = scale * row ids[r] of the packed embedding matrix, in float32: [ids.size(), columns].
 void embed(const Compute& compute, const PackedMatrix& embedding, std::span<const std::int32_t> ids,
-           float* out);
+           float scale, float* out);
 
 }  // namespace pocket

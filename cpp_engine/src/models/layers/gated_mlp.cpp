@@ -4,11 +4,11 @@
 
 namespace pocket {
 
-void GatedMlp::load(WeightLoader& loader, const std::string& prefix, std::size_t hidden,
-                    std::size_t ffn) {
-  loader.matrix(prefix + "ffn_gate.weight", ffn, hidden, gate);
-  loader.matrix(prefix + "ffn_up.weight", ffn, hidden, up);
-  loader.matrix(prefix + "ffn_down.weight", hidden, ffn, down);
+void GatedMlp::load(WeightLoader& loader, const std::string& prefix, const DecoderConfig& config) {
+  activation = config.activation;
+  loader.matrix(prefix + "ffn_gate.weight", config.ffn, config.hidden, gate);
+  loader.matrix(prefix + "ffn_up.weight", config.ffn, config.hidden, up);
+  loader.matrix(prefix + "ffn_down.weight", config.hidden, config.ffn, down);
 }
 
 void GatedMlp::run(const Compute& compute, const Activations& x, std::size_t rows,
@@ -18,6 +18,9 @@ void GatedMlp::run(const Compute& compute, const Activations& x, std::size_t row
   constexpr std::size_t kUnitPanels = kQuantBlock / kPanelRows;
   constexpr std::size_t kGranuleUnits = 3;  // 6 panels: kernels for many rows take 3 at once
   const KernelTable& kernels = *compute.kernels;
+  const bool gelu = activation == Activation::kGelu;
+  const auto gate_row = gelu ? kernels.gelu_mul : kernels.silu_mul;
+  const auto gate_row_quantise = gelu ? kernels.gelu_mul_quantise : kernels.silu_mul_quantise;
   const TileGrid grid(rows, gate.rows / kQuantBlock, 2 * kQuantBlock, compute.pool->size(),
                       kGranuleUnits);
   compute.pool->parallel_for(grid.tasks(), [&](std::size_t task, std::size_t thread) {
@@ -33,12 +36,12 @@ void GatedMlp::run(const Compute& compute, const Activations& x, std::size_t row
     for (std::size_t r = 0; r < tile.rows(); ++r) {
       const std::size_t row = tile.row_begin + r;
       if (inner.values == nullptr) {
-        kernels.silu_mul_quantise(gated + r * width, upper + r * width,
-                                  quantised_row(inner.quantised, row, column, width));
+        gate_row_quantise(gated + r * width, upper + r * width,
+                          quantised_row(inner.quantised, row, column, width));
         continue;
       }
       float* y = inner.values + row * inner.columns + column;
-      kernels.silu_mul(gated + r * width, upper + r * width, width, y);
+      gate_row(gated + r * width, upper + r * width, width, y);
       if (inner.quantised.q != nullptr) {
         kernels.quantise_row(y, quantised_row(inner.quantised, row, column, width));
       }

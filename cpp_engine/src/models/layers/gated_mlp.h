@@ -1,19 +1,21 @@
 #pragma once
 
 #include "../compute.h"
+#include "../decoder_config.h"
 #include "../weight_loader.h"
 #include "linear.h"
 
 namespace pocket {
 
-/// down(silu(gate(x)) * up(x)), added to the residual (SwiGLU: Shazeer 2020).
+/// down(f(gate(x)) * up(x)), added to the residual (SwiGLU, GEGLU: Shazeer 2020).
 struct GatedMlp {
-  PackedMatrix gate;  ///< [ffn, hidden]
-  PackedMatrix up;    ///< [ffn, hidden]
-  PackedMatrix down;  ///< [hidden, ffn]
+  Activation activation = Activation::kSilu;  ///< f
+  PackedMatrix gate;                          ///< [ffn, hidden]
+  PackedMatrix up;                            ///< [ffn, hidden]
+  PackedMatrix down;                          ///< [hidden, ffn]
 
   /// Registers `prefix`ffn_{gate,up,down}.weight.
-  void load(WeightLoader& loader, const std::string& prefix, std::size_t hidden, std::size_t ffn);
+  void load(WeightLoader& loader, const std::string& prefix, const DecoderConfig& config);
 
   [[nodiscard]] InputForm input(Precision precision) const {
     return input_form(gate, precision) | input_form(up, precision);

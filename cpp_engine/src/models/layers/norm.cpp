@@ -25,4 +25,14 @@ void normalise(const Compute& compute, const float* x, std::size_t rows,
   });
 }
 
+void add_normalised(const Compute& compute, float* x, std::size_t rows,
+                    std::span<const float> weight, float epsilon, float* residual) {
+  const std::size_t n = weight.size();
+  for_each_row(compute, rows, [&](std::size_t row, std::size_t) {
+    float* const values = x + row * n;
+    compute.kernels->rms_norm(values, weight.data(), n, epsilon, values);
+    compute.kernels->add(residual + row * n, values, n);
+  });
+}
+
 }  // namespace pocket

@@ -13,4 +13,8 @@ void normalise(const Compute& compute, const float* x, std::size_t rows,
                std::span<const std::int32_t> source_rows, std::span<const float> weight,
                float epsilon, const Activations& out);
 
+/// residual[r] += rms_norm(x[r]) * weight; x, [rows, weight.size()], is overwritten.
+void add_normalised(const Compute& compute, float* x, std::size_t rows,
+                    std::span<const float> weight, float epsilon, float* residual);
+
 }  // namespace pocket

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "linear.h"
 #include "row_tasks.h"
@@ -86,7 +85,7 @@ struct LayerStep {
                               .first_position = tile.sequence->first_position + tile.row_begin -
                                                 tile.sequence->first_row,
                               .window = config.window_of(layer),
-                              .scale = 1.0F / std::sqrt(static_cast<float>(config.head_dim)),
+                              .scale = config.attention_scale,
                               .k_base = kv.k_base(layer, head),
                               .v_base = kv.v_base(layer, head),
                               .block_stride = kv.block_stride(),
