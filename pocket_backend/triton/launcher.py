@@ -374,21 +374,21 @@ def find_model_repository() -> Path:
 
 
 def check_model_file(model: str) -> None:
-    """Raises ConfigurationError unless ``model`` names a readable file or model directory."""
+    """Raises ModelLoadError unless ``model`` names a readable file or model directory."""
     if model == FAKE_MODEL:
         return
     path = Path(model).expanduser()
     if path.is_dir() and not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
-        raise ConfigurationError(
+        raise ModelLoadError(
             f"model: {path} is a directory without config.json or a GGUF file; give a GGUF file or "
             "a Hugging Face directory"
         )
     if not path.exists():
-        raise ConfigurationError(
+        raise ModelLoadError(
             f"model: {path} does not exist; give a GGUF file or a Hugging Face directory"
         )
     if not os.access(path, os.R_OK):
-        raise ConfigurationError(f"model: {path} is not readable by this user")
+        raise ModelLoadError(f"model: {path} is not readable by this user")
 
 
 def _join_paths(first: list[str], rest: str | None) -> str:

@@ -29,9 +29,10 @@ def model_path() -> str:
     return str(found)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(model_path: str) -> Iterator[UnifiedEngine]:
-    """The demo model in this process."""
+    """The demo model in this process; not for the session: tests elsewhere see to it that no
+    engine thread is left."""
     with UnifiedEngine.from_args(EngineArgs(model_path, max_batch_size=4)) as made:
         yield made
 

@@ -262,7 +262,7 @@ def test_models_that_cannot_be_served(
     broken_models: dict[str, Path], kind: str, message: str
 ) -> None:
     status, output = run("serve", str(broken_models[kind]), *FREE)  # ends long before a timeout
-    assert status == 1, output
+    assert status == 3, output
     error = output[output.index("error: ") :].strip()
     assert re.search(message, error), error
     assert "\n" not in error
@@ -271,7 +271,7 @@ def test_models_that_cannot_be_served(
 
 def test_unknown_file_and_port_in_use() -> None:
     status, output = run("serve", "/nowhere.gguf", *FREE)
-    assert status == 1
+    assert status == 3
     assert output.endswith(
         "error: model: /nowhere.gguf does not exist; give a GGUF file or a Hugging Face directory\n"
     )

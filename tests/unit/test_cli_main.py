@@ -36,18 +36,18 @@ def test_engine_options_travel_as_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("argv", "status", "message"),
     [
-        (["demo", "--once", "--model", "/nowhere.gguf"], "error: model: /nowhere.gguf does not"),
-        (["serve", "/"], "error: model: / is a directory"),
-        (["serve", "fake", "--http-port", "99999"], "error: --http-port: got 99999"),
-        (["serve", "fake", "--grpc-port", "8000"], "error: ports 8000, 8000, 8002"),
+        (["demo", "--once", "--model", "/nowhere.gguf"], 3, "error: model: /nowhere.gguf does not"),
+        (["serve", "/"], 3, "error: model: / is a directory"),
+        (["serve", "fake", "--http-port", "99999"], 1, "error: --http-port: got 99999"),
+        (["serve", "fake", "--grpc-port", "8000"], 1, "error: ports 8000, 8000, 8002"),
     ],
 )
-def test_errors_are_one_sentence_and_status_one(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_errors_are_one_sentence_and_a_status(
+    argv: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.main(argv) == 1
+    assert main.main(argv) == status
     captured = capsys.readouterr()
     assert captured.err.startswith(message)
     assert captured.err.count("\n") == 1

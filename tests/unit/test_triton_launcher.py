@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pocket_backend.api import ConfigurationError
+from pocket_backend.api import ConfigurationError, ModelLoadError
 from pocket_backend.triton import installation, shm
 from pocket_backend.triton.guardian import GuardianSpec
 from pocket_backend.triton.launcher import (
@@ -171,13 +171,13 @@ def test_wheel_stub_becomes_executable(tmp_path: Path) -> None:
 
 
 def test_model_file_is_checked_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="does not exist"):
+    with pytest.raises(ModelLoadError, match="does not exist"):
         check_model_file(str(tmp_path / "absent.gguf"))
-    with pytest.raises(ConfigurationError, match="is a directory"):
+    with pytest.raises(ModelLoadError, match="is a directory"):
         check_model_file(str(tmp_path))
     check_model_file("fake")
     server = TritonServer(ServerOptions(str(tmp_path / "absent.gguf")))
-    with pytest.raises(ConfigurationError, match="does not exist"):
+    with pytest.raises(ModelLoadError, match="does not exist"):
         server.start()
     assert not server.running
     server.stop()
