@@ -1,10 +1,10 @@
-// Integer matmul for many rows: 4 rows by 4 (or 2) panels at a time, from unpacked codes.
+// Integer matmul for many rows: 4 rows by 3 (or 2) panels at a time, from unpacked codes.
 //
 // The tile of matmul_q8_avx512-inl.h loads one group of activations per dot product. Cores that
 // start two 512-bit dot products and two loads per cycle (Intel from Ice Lake on) then wait for
-// loads: measured 40 % of the VNNI peak in cache, against 58 % here, where 16 dot products share 8
-// loads. What makes room for that is unpacking beforehand: `kWideBlocks` blocks of 4 panels become
-// bytes and floats in a buffer in L1, once for all rows.
+// loads (docs/kernels.md). Here 12 dot products share 7 loads. What makes room for that is
+// unpacking beforehand: `kWideBlocks` blocks of 3 panels become bytes and floats in a buffer in L1,
+// once for all rows.
 //
 // The order of the float operations is the oracle's: a chain that is cut at the end of a buffer
 // continues from y.
@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kWideRows = 4;
 /// Fewer rows do not pay for the unpacking.
 constexpr std::size_t kWideFromRows = 12;
-/// 8 blocks of 4 panels are 20 KiB; with 64 rows' activations for them, 36 KiB: L1.
+/// 8 blocks of 3 panels are 15 KiB; with 64 rows' activations for them, 31 KiB: L1.
 constexpr std::size_t kWideBlocks = 8;
 static_assert(kRowGroup % kWideRows == 0);
 

@@ -8,6 +8,7 @@ namespace pocket {
 /// Rows of activations that the integer kernels take together.
 inline constexpr std::size_t kRowGroup = 8;
 
+/// Minus the offset of 6-bit codes; what kernels of other offsets make of it: coded_blocks-inl.h.
 inline constexpr std::int32_t kHalfBiasFactor = -32;
 
 /// Rows of activations quantised to int8 per block of 32 columns: x = scale * q.
@@ -43,8 +44,7 @@ struct QuantisedRow {
   std::int32_t* negative_sum;
   std::int32_t* half_bias;
   std::size_t columns;  ///< a multiple of 32
-  std::size_t
-      stride;  ///< the group's height: distance of 4-byte groups of q, and of blocks' scales
+  std::size_t stride;   ///< the group's height: distance of 4-byte groups of q, and of scales
 };
 
 /// Columns [column, column + count) of a row; both are multiples of 32.
