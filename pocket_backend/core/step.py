@@ -63,6 +63,14 @@ class ExecuteRequest:
     the parameters. The output stage's: core does not know texts."""
     banned_ids: tuple[int, ...] = ()
     """Ids that may not be sampled in this step; the output stage's as well."""
+    state_source: int | None = None
+    """Feature ``recurrent_state``, with ``is_new``: the snapshot that the slot's recurrent state is
+    loaded from, the state after exactly the tokens before ``start_position``. None: the state is
+    set to zero, and ``start_position`` is 0. Without ``is_new`` the slot's own state goes on."""
+    state_target: int | None = None
+    """Feature ``recurrent_state``: the snapshot that the slot's state is saved into after this
+    step's tokens of this request. All sources of a step are read before any target is written, so
+    one id may be both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +116,10 @@ class MemoryInfo:
     kv_cache_bytes: int = 0
     weight_bytes: int = 0
     workspace_bytes: int = 0
+    state_bytes: int = 0
+    """Of one slot's recurrent and convolution state, and so of one snapshot; 0: the model has none
+    (no feature ``recurrent_state``)."""
+    num_state_snapshots: int = 0
+    """Places for copies of a slot's state; ids are 0 .. num_state_snapshots - 1."""
+    state_snapshot_interval: int = 0
+    """Tokens between two snapshots of a sequence; 0: the scheduler's default."""

@@ -26,8 +26,9 @@ class BackendExecutor(ABC):
         """Run one mixed batch and return one output per request, in order.
 
         Releases the GIL while computing. A failure of a single request comes back as an output with
-        ``finish_reason="error"``; an exception means that the whole step failed and that no KV
-        beyond the requests' start positions may be relied on.
+        ``finish_reason="error"``; an exception means that the whole step failed, and that neither
+        KV beyond the requests' start positions, nor their slots' recurrent states, nor the
+        snapshots they were to write may be relied on.
         """
 
     @abstractmethod
@@ -41,7 +42,8 @@ class BackendExecutor(ABC):
         Names in use: ``batch_mode``, ``prefix_cache``, ``min_p``, ``min_tokens``, ``penalties``,
         ``logit_bias``, ``token_masks`` (bad and allowed token ids), ``bad_words`` (a step's
         ``never_ids`` and ``banned_ids``), ``logprobs``, ``prompt_logprobs``, ``n``,
-        ``block_copies``, ``swap``, ``tensor_parallel``.
+        ``block_copies``, ``swap``, ``tensor_parallel``, ``recurrent_state`` (the model keeps a
+        state per slot that blocks do not hold: ``state_source`` and ``state_target`` are honoured).
         """
 
     @abstractmethod
