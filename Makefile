@@ -11,11 +11,12 @@ CPP_BUILD := build/cpp-release
 CPP_SOURCES := $(shell find cpp_engine -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 CPP_STYLED := $(filter %.cpp %.h,$(CPP_SOURCES))
 
-.PHONY: help run test test-slow lint format types cpp-test py-test bench bench-smoke locust clean
+.PHONY: help run test test-slow lint format types cpp-test py-test bench bench-smoke locust chart deploy-test clean
 
 help:
 	@echo "make run    [ONCE=1] [MODEL=/path] [BACKEND=torch] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
 	@echo "make test   lint, types, C++ tests, Python tests, Triton end to end"
+	@echo "make chart | deploy-test   Helm: render the chart's manifests; lint and validate it"
 	@echo "make lint | format | bench | bench-smoke | locust | test-slow | clean"
 
 # --- environment: each stamp is newer than what it was made from -------------------------------
@@ -101,6 +102,17 @@ $(VENV)/.locust: requirements/locust.txt $(VENV)/.test
 # A server, a gateway and Locust's users; fails if an objective is missed. LOCUST_ARGS: see perf/README.md.
 locust: $(VENV)/.locust $(VENV)/.engine
 	$(BIN)/python -m perf.locust $(LOCUST_ARGS)
+
+# --- deployment ----------------------------------------------------------------------------------
+
+# The chart's README table, its rules, and the manifests that the suite checks; needs Helm (37 MB).
+chart: $(VENV)/.test
+	$(BIN)/python tools/write_chart_files.py
+	$(BIN)/python tools/render_chart.py
+
+deploy-test: $(VENV)/.test $(VENV)/.engine
+	$(BIN)/python tools/get_helm.py
+	$(BIN)/python -m pytest tests/deploy -m "" $(PYTEST_ARGS)
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

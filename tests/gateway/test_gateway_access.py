@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import uvicorn
 from fake_upstream import FakeUpstream, failing, wait_first, words
 from gateway_server import WAIT, RunningGateway, call
 
@@ -191,6 +192,7 @@ def test_real_traffic_counts_as_a_probe(upstream: FakeUpstream) -> None:
         (["--request-timeout", "-1"], "request_timeout"),
         (["--api-keys-file", "/nowhere"], "/nowhere"),
         (["--port", "many"], "--port"),
+        (["--drain-seconds", "-1"], "--drain-seconds: got '-1'; must be a whole number"),
     ],
 )
 def test_wrong_usage(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,6 +200,16 @@ def test_wrong_usage(argv: list[str], message: str, capsys: pytest.CaptureFixtur
         main(argv)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("argv", "seconds"), [([], 30), (["--drain-seconds", "120"], 120)])
+def test_open_answers_get_the_drain_that_was_asked_for(
+    argv: list[str], seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[uvicorn.Config] = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server: started.append(server.config))
+    assert main(argv) == 0
+    assert [config.timeout_graceful_shutdown for config in started] == [seconds]
 
 
 def test_hash_key(capsys: pytest.CaptureFixture[str]) -> None:

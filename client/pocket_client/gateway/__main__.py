@@ -23,7 +23,6 @@ from pocket_client.gateway.settings import GatewaySettings
 
 KEYS_VARIABLE = "POCKETLLM_API_KEYS"
 SECRET_VARIABLE = "POCKETLLM_CACHE_SECRET"  # noqa: S105  (its name)
-_DRAIN_SECONDS = 30
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         access_log=options.access_log,
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=_DRAIN_SECONDS,
+        timeout_graceful_shutdown=options.drain_seconds,
     )
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run()
@@ -95,6 +94,12 @@ def _parser() -> argparse.ArgumentParser:
         "--max-waiting-per-tenant", type=int, default=default.max_waiting_per_tenant
     )
     parser.add_argument("--max-wait-seconds", type=float, default=default.max_wait_seconds)
+    parser.add_argument(
+        "--drain-seconds",
+        type=_seconds,
+        default=30,
+        help="what open answers get after SIGTERM (%(default)s)",
+    )
     parser.add_argument("--requests-per-minute", type=int, help="generation requests of one tenant")
     parser.add_argument(
         "--cors-origin", action="append", default=[], help="allow this web origin (repeatable)"
@@ -137,6 +142,13 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Ga
         cors_origins=tuple(options.cors_origin),
         allowed_hosts=tuple(name.lower() for name in options.allowed_host),
     )
+
+
+def _seconds(text: str) -> int:
+    """Raises ArgumentTypeError, which argparse reports with the option's name."""
+    if not text.isdecimal() or int(text) > 86_400:
+        raise argparse.ArgumentTypeError(f"got {text!r}; must be a whole number from 0 to 86400")
+    return int(text)
 
 
 def _is_loopback(host: str) -> bool:
