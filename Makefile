@@ -11,13 +11,13 @@ CPP_BUILD := build/cpp-release
 CPP_SOURCES := $(shell find cpp_engine -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 CPP_STYLED := $(filter %.cpp %.h,$(CPP_SOURCES))
 
-.PHONY: help run test test-slow lint format types cpp-test py-test bench bench-smoke locust chart deploy-test clean
+.PHONY: help run test test-slow browser-test lint format types cpp-test py-test bench bench-smoke locust chart deploy-test clean
 
 help:
 	@echo "make run    [ONCE=1] [MODEL=/path] [BACKEND=torch] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
 	@echo "make test   lint, types, C++ tests, Python tests, Triton end to end"
 	@echo "make chart | deploy-test   Helm: render the chart's manifests; lint and validate it"
-	@echo "make lint | format | bench | bench-smoke | locust | test-slow | clean"
+	@echo "make lint | format | bench | bench-smoke | locust | test-slow | browser-test | clean"
 
 # --- environment: each stamp is newer than what it was made from -------------------------------
 
@@ -78,6 +78,16 @@ py-test: $(VENV)/.test $(VENV)/.engine
 
 test-slow: $(VENV)/.test $(VENV)/.engine
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+$(VENV)/.browser: requirements/browser.txt $(VENV)/.test
+	@echo "installing Playwright"
+	@$(PIP) install --no-warn-conflicts -r requirements/browser.txt
+	@touch $@
+
+# The web console in Debian's chromium, which is installed if it is missing and we may.
+browser-test: $(VENV)/.browser $(VENV)/.engine
+	@tools/system_packages.sh --browser
+	$(BIN)/python -m pytest -m browser tests/gateway $(PYTEST_ARGS)
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

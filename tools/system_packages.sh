@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the Debian packages that building and testing need, if they are missing and we may.
-# With --check it only says what is missing.
+# With --check it only says what is missing; with --browser it also wants Chromium.
 set -eu
 missing=""
 need() { [ -n "$2" ] || missing="$missing $1"; }
@@ -24,6 +24,7 @@ headers = pathlib.Path(sysconfig.get_path("include"), "Python.h")
 sys.exit(not (headers.exists() and any(pathlib.Path(f, name).exists() for f in folders)))
 PY
 fi
+[ "${1:-}" != --browser ] || need chromium "$(command -v chromium || true)"
 may_install=""
 if [ "${1:-}" != --check ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
   may_install=yes

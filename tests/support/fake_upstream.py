@@ -102,6 +102,8 @@ class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.script: Script = words
         self.received: list[Received] = []
         self.controls: list[dict[str, Any]] = []
+        self.stats: Callable[[], dict[str, Any]] = lambda: {"running": 0}
+        """The answer to a control message that asks for them."""
         self.connections: set[str] = set()
         self._changed = threading.Condition()
         self._controls_open = threading.Event()
@@ -229,7 +231,7 @@ class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
                     received.cancelled = True
                     found += 1
         self._note(lambda: self.controls.append(control))
-        result = {"cancelled": found} if "cancel_request_id" in control else {"running": 0}
+        result = {"cancelled": found} if "cancel_request_id" in control else self.stats()
         return _response([("control_result", json.dumps(result))])
 
     def _note(self, change: Callable[[], Any]) -> None:

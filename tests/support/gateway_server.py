@@ -21,11 +21,11 @@ WAIT = 60.0
 
 
 class RunningGateway:
-    """Context manager; ``port`` is where it listens."""
+    """Context manager; ``port`` is where it listens (0: a free one)."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, port: int = 0) -> None:
         self.app = create_app(settings)
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.create_server(("127.0.0.1", port))
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             self.app, log_config=None, lifespan="on", timeout_graceful_shutdown=1

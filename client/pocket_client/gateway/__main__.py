@@ -110,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--allow-unauthenticated", action="store_true", help="listen beyond loopback without keys"
     )
+    parser.add_argument(
+        "--no-console", action="store_true", help="serve no web console (/, /console/)"
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning"))
     parser.add_argument("--access-log", action="store_true")
     parser.add_argument(
@@ -139,6 +142,7 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Ga
         max_waiting_per_tenant=options.max_waiting_per_tenant,
         max_wait_seconds=options.max_wait_seconds,
         requests_per_minute=options.requests_per_minute,
+        console=not options.no_console,
         cors_origins=tuple(options.cors_origin),
         allowed_hosts=tuple(name.lower() for name in options.allowed_host),
     )

@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from pocket_client.gateway.console import add_console
 from pocket_client.gateway.errors import ApiError, from_validation
 from pocket_client.gateway.middleware import GatewayMiddleware
 from pocket_client.gateway.routes import router
@@ -58,6 +59,8 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
     app.state.service = service
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.include_router(router)
+    if service.settings.console:
+        add_console(app, service)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pocket_client.gateway.auth import ANONYMOUS, Tenant
+from pocket_client.gateway.console import CONSOLE_PATHS
 from pocket_client.gateway.errors import ApiError
 from pocket_client.gateway.generation import CLIENT_GONE, send_error
 from pocket_client.gateway.service import Service
@@ -101,6 +102,8 @@ class GatewayMiddleware:
             self._check_host(headers.get("host", ""))
             return ANONYMOUS
         tenant = keys.tenant_of(headers.get("authorization", ""))
+        if tenant is None and path in CONSOLE_PATHS:
+            return ANONYMOUS
         if tenant is None:
             raise ApiError(
                 401,

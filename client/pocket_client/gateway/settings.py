@@ -44,6 +44,8 @@ class GatewaySettings:
     """How long a client may take to send its body."""
     ready_cache_seconds: float = 2.0
     ready_timeout: float = 10.0
+    console: bool = True
+    """Serve the web console at ``/``."""
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     """Names beyond localhost that the Host header may have while no API keys are set: a web page
