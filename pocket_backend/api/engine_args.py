@@ -25,10 +25,8 @@ _UNSUPPORTED_OPTIONS = frozenset(
         "dflash2_checkpoint",
         "dspark_checkpoint",
         "engine_kind",
-        "max_state_snapshots",
         "mtp_adaptive",
         "nccl_id_path",
-        "state_snapshot_interval_tokens",
     }
 )
 """Documented names of the older API whose feature does not exist here (yet)."""

@@ -12,6 +12,7 @@
 | ``deadlines`` | whose time is up |
 | ``prefix_wait`` | requests held back while a running one computes their prefix |
 | ``lifecycle`` | where each sequence is; the only code that moves one |
+| ``recurrent`` | what differs for models with recurrent state |
 | ``scheduler`` | ``ContinuousBatchScheduler`` |
 
 Imports ``api`` and ``kv`` only. docs/scheduling.md explains the policy.

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pocket_backend.core.request import NO_TOKENS_STOP, ScheduledRequest
 from pocket_backend.core.step import ExecuteRequest
+
+Ask = Callable[[ScheduledRequest, int, int], ExecuteRequest]
+"""``execute_request``, or a form of it that knows more."""
 
 
 def execute_request(sequence: ScheduledRequest, count: int, block_size: int) -> ExecuteRequest:

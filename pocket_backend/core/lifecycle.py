@@ -12,7 +12,7 @@ Slots and blocks are given up in ``_release`` and nowhere else, so they cannot b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pocket_backend.api.errors import EngineError, InvalidRequestError
 from pocket_backend.core.config import SchedulerConfig
@@ -38,12 +38,7 @@ class Lifecycle:
         self._eos = eos
         self._limit = limit
         self._max_slots = memory.max_slots
-        self.blocks = BlockManager(
-            memory.num_blocks,
-            memory.block_size,
-            enable_prefix_cache=config.enable_prefix_cache,
-            eviction=config.eviction,
-        )
+        self.blocks = self._make_blocks(memory, config)
         self.groups: dict[str, RequestGroup] = {}
         self.running: dict[ScheduledRequest, None] = {}
         """In order of admission."""
@@ -52,7 +47,7 @@ class Lifecycle:
             if config.policy == "lpm"
             else OrderedQueue()
         )
-        self.held = PrefixWait(memory.block_size, config.prefix_wait_steps)
+        self.held = self._make_prefix_wait(memory, config)
         self.num_unborn = 0
         self.free_slots = list(range(memory.max_slots - 1, -1, -1))
         self.slots_to_reset: list[int] = []
@@ -62,6 +57,17 @@ class Lifecycle:
         self.preemptions = 0
         self.finished: Counter[str] = Counter()
         self._arrivals = 0
+
+    def _make_blocks(self, memory: MemoryInfo, config: SchedulerConfig) -> BlockManager:
+        return BlockManager(
+            memory.num_blocks,
+            memory.block_size,
+            enable_prefix_cache=config.enable_prefix_cache,
+            eviction=config.eviction,
+        )
+
+    def _make_prefix_wait(self, memory: MemoryInfo, config: SchedulerConfig) -> PrefixWait:
+        return PrefixWait(memory.block_size, config.prefix_wait_steps)
 
     # -- in -----------------------------------------------------------------------------------
 
@@ -187,6 +193,17 @@ class Lifecycle:
             if victim is sequence:
                 return False
         return True
+
+    def suspect(self, sequences: Iterable[ScheduledRequest]) -> None:
+        """A step of these running sequences raised: let each run alone, from where it was."""
+        for sequence in sequences:
+            if sequence.pending_copies:
+                # The copy's source may be gone by the next step: start again.
+                self.preempt(sequence)
+            else:
+                self.suspects[sequence] = None
+                sequence.is_new = True
+                sequence.num_sent_blocks = 0
 
     # -- out ----------------------------------------------------------------------------------
 

@@ -29,14 +29,12 @@ from pocket_backend.api.errors import (
     OverloadedError,
 )
 from pocket_backend.api.types import GenerationRequest
-from pocket_backend.core.admission import check_request, token_limit
-from pocket_backend.core.asking import execute_request
+from pocket_backend.core.admission import check_request
 from pocket_backend.core.config import SchedulerConfig
 from pocket_backend.core.deadlines import DeadlineQueue
-from pocket_backend.core.lifecycle import Lifecycle
+from pocket_backend.core.parts import make_parts
 from pocket_backend.core.plan import SchedulerStats, SequenceUpdate, StepPlan
 from pocket_backend.core.request import RequestStatus, ScheduledRequest
-from pocket_backend.core.sharing import BudgetSharing
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
 
 _RUNNING = RequestStatus.RUNNING
@@ -78,8 +76,7 @@ class ContinuousBatchScheduler:
         self.memory = memory
         self.config = config
         self._eos = frozenset(eos_token_ids)
-        self._life = Lifecycle(memory, config, self._eos, token_limit(memory))
-        self._sharing = BudgetSharing(memory, config, self._life)
+        self._life, self._sharing, self._ask = make_parts(memory, config, self._eos)
         self._deadlines = DeadlineQueue()
         self._in_flight: StepPlan | None = None
         self._last_now = 0.0
@@ -162,8 +159,8 @@ class ContinuousBatchScheduler:
         self._stalled = 0 if shares or not life.groups else self._stalled + 1
         if not shares and not expired and not life.slots_to_reset:
             return None
-        size = self.memory.block_size
-        requests = tuple([execute_request(sequence, count, size) for sequence, count in shares])
+        size, ask = self.memory.block_size, self._ask
+        requests = tuple([ask(sequence, count, size) for sequence, count in shares])
         total = sum([count for _, count in shares])
         plan = StepPlan(
             requests=requests,
@@ -264,14 +261,7 @@ class ContinuousBatchScheduler:
         alive = [s for s in plan.sequences if s.status is _RUNNING]
         if len(plan.sequences) == 1:
             return tuple([self._fail(s, error or EngineError("the step failed")) for s in alive])
-        for sequence in alive:
-            if sequence.pending_copies:
-                # The copy's source may be gone by the next step: start again.
-                self._life.preempt(sequence)
-            else:
-                self._life.suspects[sequence] = None
-                sequence.is_new = True
-                sequence.num_sent_blocks = 0
+        self._life.suspect(alive)
         return ()
 
     # -- older names --------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 The next token is a hash of every (position, token) pair of the sequence, *read back through the
 slot's block table* from simulated KV blocks. So any mistake in ids of blocks or slots, in copies,
 or in what counts as computed changes the output or is reported, and equal sequences always continue
-equally, whatever shares their steps: the fake is batch-invariant like the real engine.
+equally, whatever shares their steps: the fake is batch-invariant like the real engine. With
+``recurrent`` it depends on a state of the slot as well, as that of a hybrid model does.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pocket_backend.api import BackendUnavailableError, ConfigurationError, Engi
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo, TokenLogprobs
 from pocket_backend.core.swap import BlockSwaps
 from pocket_backend.executors.base import BackendExecutor
+from pocket_backend.executors.fake_state import STATE_BYTES, FakeStates
 
 _UNWRITTEN = -1
 _POSITION_SHIFT = 32
@@ -44,13 +46,19 @@ class FakeOptions:
     features: frozenset[str] = DEFAULT_FEATURES
     num_swap_slots: int = 0
     """Places for blocks outside the pool; more than 0 adds the feature ``swap``."""
+    recurrent: bool = False
+    """Keep a state per slot, too (feature ``recurrent_state``)."""
+    max_state_snapshots: int = 8
+    state_snapshot_interval_tokens: int = 0
+    """0: the scheduler's default."""
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_slots", "max_context", "max_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name}: got {getattr(self, name)}; must be at least 1")
-        if self.num_swap_slots < 0:
-            raise ConfigurationError(f"num_swap_slots: got {self.num_swap_slots}; at least 0")
+        for name in ("num_swap_slots", "max_state_snapshots", "state_snapshot_interval_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{name}: got {getattr(self, name)}; must be at least 0")
         if self.vocab_size < 2 or not 0 <= self.eos_token_id < self.vocab_size:
             raise ConfigurationError(
                 f"eos_token_id: got {self.eos_token_id}; must be below vocab_size "
@@ -110,6 +118,7 @@ class FakeExecutor(BackendExecutor):
         self._kv = np.full((o.num_blocks, o.block_size), _UNWRITTEN, dtype=np.int64)
         self._swapped = np.full((o.num_swap_slots, o.block_size), _UNWRITTEN, dtype=np.int64)
         self._slots: dict[int, _Slot] = {}
+        self._states = FakeStates(o.max_state_snapshots) if o.recurrent else None
 
     def get_memory_info(self) -> MemoryInfo:
         o = self.options
@@ -121,11 +130,16 @@ class FakeExecutor(BackendExecutor):
             max_batch_tokens=o.max_batch_tokens,
             vocab_size=o.vocab_size,
             kv_cache_bytes=self._kv.nbytes,
+            state_bytes=STATE_BYTES if o.recurrent else 0,
+            num_state_snapshots=o.max_state_snapshots if o.recurrent else 0,
+            state_snapshot_interval=o.state_snapshot_interval_tokens if o.recurrent else 0,
         )
 
     def supports_feature(self, feature: str) -> bool:
         if feature == "swap":
             return self.num_swap_slots > 0
+        if feature == "recurrent_state":
+            return self._states is not None
         return feature in self.options.features
 
     @property
@@ -149,6 +163,8 @@ class FakeExecutor(BackendExecutor):
 
     def reset_slot(self, slot_id: int) -> None:
         self._slots.pop(slot_id, None)
+        if self._states is not None:
+            self._states.reset(slot_id)
 
     def close(self) -> None:
         self.closed = True
@@ -170,6 +186,8 @@ class FakeExecutor(BackendExecutor):
         if self.faults.dead:
             raise BackendUnavailableError("the fake executor is dead")
         self._check_step(requests)
+        if self._states is not None:
+            self._states.begin(requests)
         for request in requests:
             for source, target in request.block_copies:
                 self._kv[target] = self._kv[source]
@@ -227,6 +245,8 @@ class FakeExecutor(BackendExecutor):
             begin = request.start_position
             places = self._places(request, begin, begin + len(request.token_ids))
             self._kv[places] = _UNWRITTEN
+        if self._states is not None:
+            self._states.lose(requests)
 
     def _output(self, request: ExecuteRequest) -> ExecuteOutput:
         name = request.request_id
@@ -246,9 +266,13 @@ class FakeExecutor(BackendExecutor):
                 error=f"KV of position {at} holds position {int(content[at]) >> _POSITION_SHIFT}",
             )
         self.computed_tokens += len(request.token_ids)
+        seen = content.tobytes()
+        if self._states is not None:
+            seen += self._states.advance(request)
+            self._states.save(request)
         if not request.samples:
             return ExecuteOutput(name, None)
-        token = self._next_token(content.tobytes(), request)
+        token = self._next_token(seen, request)
         wanted = request.sampling_params.logprobs
         logprobs = None
         if wanted is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pocket_backend.api import ConfigurationError, UnsupportedFeatureError
 from pocket_backend.api.errors import short_repr
 from pocket_backend.executors.cpp_options import default_blocks
+from pocket_backend.executors.state_options import check_state_options
 
 BLOCK_SIZE = 16
 """Tokens per KV block."""
@@ -52,11 +53,16 @@ class TorchOptions:
     """Compute threads of the whole process, since torch has one pool; 0: as torch chooses."""
     trust_remote_code: bool = False
     """Whether Python code inside the model's directory may run."""
+    max_state_snapshots: int | None = None
+    """Models with recurrent state: places for saved states; None: see ``default_snapshots``."""
+    state_snapshot_interval_tokens: int | None = None
+    """Models with recurrent state: tokens between two saved states of a sequence."""
 
     def __post_init__(self) -> None:
         _check_int("max_batch_size", self.max_batch_size, 1, 1 << 16)
         _check_int("max_batch_tokens", self.max_batch_tokens, 1, 1 << 20)
         _check_int("threads", self.threads, 0, 1024)
+        check_state_options(self.max_state_snapshots, self.state_snapshot_interval_tokens)
         if self.max_seq_len is not None:
             _check_int("max_seq_len", self.max_seq_len, 2, 1 << 24)
         if self.num_blocks is not None:

@@ -9,11 +9,15 @@ entry point for the scheduler. Imports nothing but ``api``.
 | ``radix`` | prefix tree of fully written blocks, one root per namespace |
 | ``eviction`` | which idle block goes first |
 | ``manager`` | match, allocate, grow, commit, fork, free |
+| ``snapshots`` | ids of saved recurrent states |
+| ``recurrent`` | the manager of models that have such states |
 """
 
 from pocket_backend.kv.manager import BlockManager, BlockUsage, PrefixMatch, SequenceBlocks
 from pocket_backend.kv.pool import BlockPool, IntegrityError
 from pocket_backend.kv.radix import Namespace
+from pocket_backend.kv.recurrent import RecurrentBlockManager
+from pocket_backend.kv.snapshots import SnapshotPool
 
 __all__ = [
     "BlockManager",
@@ -22,5 +26,7 @@ __all__ = [
     "IntegrityError",
     "Namespace",
     "PrefixMatch",
+    "RecurrentBlockManager",
     "SequenceBlocks",
+    "SnapshotPool",
 ]

@@ -9,15 +9,18 @@ request finishes, with the output that it has alone in the world.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import HealthCheck, Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from scheduler_oracle import EOS, VOCAB, Run, expected_output
+from recurrent_oracle import RecurrentSimulator, check_snapshots
+from scheduler_oracle import EOS, VOCAB, KvSimulator, Run, expected_output
 
 from pocket_backend.api import InvalidRequestError, OverloadedError, SamplingParams
 from pocket_backend.core import (
     ContinuousBatchScheduler,
+    ExecuteRequest,
     MemoryInfo,
     RequestStatus,
     ScheduledRequest,
@@ -31,20 +34,15 @@ _MAX_QUEUE = 12
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    simulator = KvSimulator
+
     # Settings and requests are drawn from a seed by ``random``: Hypothesis itself prefers small and
     # equal values so strongly that prefixes would hardly ever be shared while blocks are scarce.
 
     @initialize(seed=st.integers(0, 2**20))
     def start(self, seed: int) -> None:
         rng = random.Random(seed)
-        memory = MemoryInfo(
-            num_blocks=rng.randint(4, 40),
-            block_size=rng.randint(1, 5),
-            max_slots=rng.randint(1, 5),
-            max_context=rng.randint(20, 80),
-            max_batch_tokens=rng.randint(1, 24),
-            vocab_size=VOCAB,
-        )
+        memory = self.sizes(rng)
         self.config = SchedulerConfig(
             policy=rng.choice(["priority", "fcfs", "lpm"]),
             max_queue=_MAX_QUEUE,
@@ -56,7 +54,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             lpm_window=3,
             lpm_max_overtakes=2,
         )
-        self.run = Run(ContinuousBatchScheduler(memory, self.config, eos_token_ids=[EOS]))
+        scheduler = ContinuousBatchScheduler(memory, self.config, eos_token_ids=[EOS])
+        self.run = Run(scheduler, simulator=self.simulator)
         self.limit = token_limit(memory)
         self.count = 0
         self.sequences: list[ScheduledRequest] = []
@@ -64,6 +63,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.broken = False
         self.disturbed = False
         """A step failed: from then on tokens may be computed twice."""
+
+    def sizes(self, rng: random.Random) -> MemoryInfo:
+        return MemoryInfo(
+            num_blocks=rng.randint(4, 40),
+            block_size=rng.randint(1, 5),
+            max_slots=rng.randint(1, 5),
+            max_context=rng.randint(20, 80),
+            max_batch_tokens=rng.randint(1, 24),
+            vocab_size=VOCAB,
+        )
 
     # -- what a server meets ------------------------------------------------------------------
 
@@ -204,8 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert begin == sequence.num_computed_tokens
             if sequence in running_before and sequence.num_preemptions == preemptions[sequence]:
                 # Goes on where it stopped: no token twice, none left out.
-                assert begin == self.computed_to.get(sequence, begin)
-                assert not request.is_new or self.disturbed
+                self._check_goes_on(request, begin, self.computed_to.get(sequence, begin))
             else:
                 assert request.is_new
                 assert begin % scheduler.memory.block_size == 0 or sequence.choice_index
@@ -220,6 +228,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             started = [s for s in queued_before if s in life.running]
             left = [s.order for s in life.queue if s in queued_before]
             assert not left or not started or max(s.order for s in started) < min(left)
+
+    def _check_goes_on(self, request: ExecuteRequest, begin: int, computed: int) -> None:
+        assert begin == computed
+        assert not request.is_new or self.disturbed
 
     @invariant()
     def books_balance(self) -> None:
@@ -271,6 +283,44 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert delivered == wanted[: len(delivered)]
 
 
+class RecurrentSchedulerMachine(SchedulerMachine):
+    """The same for a model with recurrent state, with any number of snapshots from none."""
+
+    simulator = RecurrentSimulator
+
+    def sizes(self, rng: random.Random) -> MemoryInfo:
+        return replace(
+            super().sizes(rng),
+            state_bytes=1,
+            num_state_snapshots=rng.choice([0, 1, 1, 2, 3, 5, 40]),
+            state_snapshot_interval=rng.choice([0, 1, 3, 8, 20]),
+        )
+
+    def _check_goes_on(self, request: ExecuteRequest, begin: int, computed: int) -> None:
+        if not request.is_new:
+            assert begin == computed
+            return
+        # After a failed step, from its best snapshot.
+        assert self.disturbed
+        assert begin <= computed
+
+    @invariant()
+    def snapshots_hold_their_prefix(self) -> None:
+        kv = self.run.kv
+        assert isinstance(kv, RecurrentSimulator)
+        check_snapshots(self.run.scheduler, kv)
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "run"):
+            kv = self.run.kv
+            assert isinstance(kv, RecurrentSimulator)
+            assert not kv.copies
+            for name, count in (("snapshot saved", kv.saves), ("snapshot loaded", kv.loads)):
+                if count:
+                    event(name)
+
+
 SchedulerMachine.TestCase.settings = settings(
     max_examples=400,
     stateful_step_count=40,
@@ -281,3 +331,5 @@ SchedulerMachine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestScheduler = SchedulerMachine.TestCase
+TestRecurrentScheduler = RecurrentSchedulerMachine.TestCase
+TestRecurrentScheduler.settings = settings(TestScheduler.settings, max_examples=100)

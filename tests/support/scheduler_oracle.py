@@ -180,9 +180,10 @@ class Run:
     ends: dict[tuple[str, int], SequenceUpdate] = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
     keep_plans: bool = False
+    simulator: type[KvSimulator] = KvSimulator
 
     def __post_init__(self) -> None:
-        self.kv = KvSimulator(self.scheduler.memory)
+        self.kv = self.simulator(self.scheduler.memory)
 
     def step(
         self,

@@ -205,3 +205,24 @@ def test_older_import_names() -> None:
         )
         assert len(result.token_ids) == 100
         assert llm.engine.max_batch_size == 4
+
+
+@pytest.mark.parametrize("snapshots", [0, 1, 5])
+def test_recurrent_state_gives_the_same_tokens_under_pressure(snapshots: int) -> None:
+    stem = list(range(60))
+    prompts = [[*stem[: 10 * (i % 6)], i] for i in range(24)]
+    params = [SamplingParams(max_tokens=20 + i, n=1 + i % 2, seed=i) for i in range(24)]
+
+    def run(**options: object) -> list[tuple[int, ...]]:
+        args = EngineArgs("fake", "fake", backend_options={"recurrent": True, **options})
+        with LLM(args) as llm:
+            return [result.token_ids for result in llm.generate(prompts, params)]
+
+    wide = run(max_state_snapshots=0)
+    tight = run(
+        num_blocks=40,
+        block_size=4,
+        max_state_snapshots=snapshots,
+        state_snapshot_interval_tokens=8,
+    )
+    assert tight == wide

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pocket_backend.api import (
@@ -181,6 +183,55 @@ def test_a_failed_step_leaves_nothing_to_rely_on() -> None:
         executor.execute_model([chunk("a", PROMPT, 0, (0, 1))])
     [output] = executor.execute_model([chunk("a", (1,), 0, (0, 1), 6)])
     assert output.finish_reason == "error"
+
+
+RECURRENT = replace(SMALL, recurrent=True, max_state_snapshots=2)
+
+
+def test_a_recurrent_state_goes_on_is_saved_and_loaded() -> None:
+    prompt = tuple(range(8))
+    whole = next_token(FakeExecutor(RECURRENT), chunk("a", prompt, blocks=(0, 1)))
+    assert whole != next_token(FakeExecutor(SMALL), chunk("a", prompt, blocks=(0, 1)))
+    fake = FakeExecutor(RECURRENT)
+    assert fake.supports_feature("recurrent_state")
+    assert fake.get_memory_info().num_state_snapshots == 2
+    first = replace(chunk("a", prompt[:4], blocks=(0, 1), samples=False), state_target=1)
+    assert next_token(fake, first) is None
+    assert next_token(fake, chunk("a", prompt[4:], start=4, new=False)) == whole
+    again = chunk("b", prompt[4:], slot=1, blocks=(0, 2), start=4)
+    assert next_token(fake, replace(again, state_source=1)) == whole
+    # In one step all sources are read before any target is written.
+    other = replace(chunk("c", (9, 9), slot=2, blocks=(3,)), state_target=1)
+    assert fake.execute_model([other, replace(again, state_source=1)])[1].token_id == whole
+    # Now it holds another prefix's state.
+    assert next_token(fake, replace(again, state_source=1)) != whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"state_source": 0}, "lost"),
+        ({"state_source": 2}, "snapshot 2 is out of range"),
+        ({"state_target": -1}, "snapshot -1 is out of range"),
+        ({}, "starts at 4 without a state"),
+    ],
+)
+def test_breaches_of_the_state_contract(changes: dict[str, int], message: str) -> None:
+    fake = FakeExecutor(RECURRENT)
+    with pytest.raises(EngineError, match=message):
+        fake.execute_model([replace(chunk("a", (1,), blocks=(0, 1), start=4), **changes)])
+
+
+def test_a_failed_step_loses_its_states() -> None:
+    fake = FakeExecutor(RECURRENT)
+    fake.faults.failing_steps = 1
+    request = replace(chunk("a", (1, 2, 3, 4), blocks=(0, 1)), state_target=0)
+    with pytest.raises(EngineError, match="told to fail"):
+        fake.execute_model([request])
+    with pytest.raises(EngineError, match="lost"):
+        fake.execute_model([replace(chunk("b", (5,), 1, (0, 1), 4), state_source=0)])
+    with pytest.raises(EngineError, match="lost"):
+        fake.execute_model([chunk("a", (5,), start=4, new=False)])
 
 
 def test_options_are_checked() -> None:
