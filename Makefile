@@ -11,13 +11,13 @@ CPP_BUILD := build/cpp-release
 CPP_SOURCES := $(shell find cpp_engine -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 CPP_STYLED := $(filter %.cpp %.h,$(CPP_SOURCES))
 
-.PHONY: help run test test-slow browser-test lint format types cpp-test py-test bench bench-smoke locust chart deploy-test clean
+.PHONY: help run test test-slow browser-test lint format types cpp-test py-test bench bench-smoke perf-analyzer locust chart deploy-test clean
 
 help:
 	@echo "make run    [ONCE=1] [MODEL=/path] [BACKEND=torch] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
 	@echo "make test   lint, types, C++ tests, Python tests, Triton end to end"
 	@echo "make chart | deploy-test   Helm: render the chart's manifests; lint and validate it"
-	@echo "make lint | format | bench | bench-smoke | locust | test-slow | browser-test | clean"
+	@echo "make lint | format | bench | bench-smoke | perf-analyzer | locust | test-slow | browser-test | clean"
 
 # --- environment: each stamp is newer than what it was made from -------------------------------
 
@@ -103,6 +103,10 @@ bench: $(VENV)/.engine
 # Under two minutes: ratios of ours to references of the same run.
 bench-smoke: $(VENV)/.engine
 	$(BIN)/python -m perf.bench_smoke
+
+# NVIDIA's perf_analyzer (installed into .cache) over gRPC and HTTP; fails if its counts are not the server's.
+perf-analyzer: $(VENV)/.engine
+	$(BIN)/python -m perf.analyzer $(ANALYZER_ARGS)
 
 $(VENV)/.locust: requirements/locust.txt $(VENV)/.test
 	@echo "installing Locust"

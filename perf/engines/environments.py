@@ -130,7 +130,7 @@ def prepare(name: str, gguf: Path, threads: int) -> list[PreparedPeer]:
         raise EngineFailure(f"unknown peer {name!r}; known: {', '.join(PEERS)}")
     peer = PEERS[name]
     venv = CACHE / name / "venv"
-    python = _ensure_venv(name, peer, venv) if peer.requirements else sys.executable
+    python = ensure_venv(name, peer, venv) if peer.requirements else sys.executable
     model = peer.weights(gguf)
     variants = peer.variants(gguf) if peer.variants else {name: {}}
     return [
@@ -157,7 +157,12 @@ def requirements_stamp(files: tuple[tuple[str, bool], ...], directory: Path) -> 
     return digest.hexdigest()
 
 
-def _ensure_venv(name: str, peer: Peer, venv: Path) -> str:
+def ensure_venv(name: str, peer: Peer, venv: Path) -> str:
+    """The interpreter of ``venv``, made or brought up to date if ``peer``'s pins changed.
+
+    Raises:
+        EngineFailure: the installation failed (the message names the log).
+    """
     python = venv / "bin" / "python"
     stamp_file = venv / ".requirements"
     requirements = ROOT / "requirements"

@@ -1,0 +1,1 @@
+"""NVIDIA's perf_analyzer over our server: ``python -m perf.analyzer`` (``make perf-analyzer``)."""
