@@ -3,7 +3,8 @@
 Clients of every kind (``perf/load/mix.py``) run against one Triton server while its memory, shared
 memory, file descriptors, threads and latencies are watched. Afterwards the server must be at
 baseline: nothing running, no block in use, the accounting sound, and its counters equal to the
-clients' ledger. The verdict is the exit status: 0 passed, 1 failed.
+clients' ledger. The verdict is the exit status: 0 passed, 1 failed. A run that is too short, or in
+which a kind of client hardly came to anything, does not pass.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from perf.load.mix import OK, MixedLoad, Outcome
+from perf.load.mix import OK, Mix, MixedLoad, Outcome
 from perf.load.resources import Resources, read_resources
 from perf.machine import describe_machine
 from perf.records import markdown_table
@@ -36,6 +37,9 @@ RSS_SLACK_BYTES = 16 * 2**20
 LATENCY_DRIFT_LIMIT = 1.5
 """Last third over first, of medians. On a machine that others use this says little."""
 SETTLE_SECONDS = 60.0
+SHORTEST_MINUTES = 15.0
+"""Less shows growth only where it is steep."""
+FEWEST_OF_A_KIND = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,7 @@ def soak(
     outcomes = load.stop()
     after, settled = settle(client)
     checks = [
+        judge_effort(options.hours, Mix().weights, outcomes),
         *judge_outcomes(outcomes),
         *judge_resources(samples),
         judge_latency("time to first token", outcomes, lambda outcome: outcome.ttft),
@@ -155,6 +160,19 @@ def settle(client: Client) -> tuple[dict[str, object], bool]:
 # --- the verdict ----------------------------------------------------------------------------------
 
 
+def judge_effort(hours: float, kinds: Iterable[str], outcomes: Sequence[Outcome]) -> Check:
+    """Whether there was enough of everything for the other checks to mean something."""
+    ran = Counter(outcome.kind for outcome in outcomes)
+    rare = [f"{ran[kind]} of {kind}" for kind in sorted(kinds) if ran[kind] < FEWEST_OF_A_KIND]
+    short = hours * 60 < SHORTEST_MINUTES
+    detail = "; ".join(
+        [f"{hours * 60:.1f} minutes"]
+        + ([f"fewer than {SHORTEST_MINUTES:.0f}"] if short else [])
+        + ([f"too few requests: {', '.join(rare)}"] if rare else [])
+    )
+    return Check("long and mixed enough", not short and not rare, detail)
+
+
 def judge_outcomes(outcomes: Sequence[Outcome]) -> list[Check]:
     bad = Counter(f"{o.kind}: {o.ended}" for o in outcomes if o.ended != OK)
     detail = "; ".join(f"{count} x {what}" for what, count in bad.most_common(5))
@@ -178,7 +196,9 @@ def judge_resources(samples: Sequence[Sample]) -> list[Check]:
     rss_early, rss_late = levels(lambda r: r.rss_bytes)
     allowed = rss_early * (1 + RSS_GROWTH_LIMIT) + RSS_SLACK_BYTES
     checks = [Check("memory does not grow", rss_late <= allowed,
-                    f"{rss_early / 2**20:.1f} to {rss_late / 2**20:.1f} MiB")]  # fmt: skip
+                    f"{rss_early / 2**20:.1f} to {rss_late / 2**20:.1f} MiB, "
+                    f"{mib_per_hour(samples[len(samples) // 2 :]):+.0f} MiB/h in the second half")
+              ]  # fmt: skip
     for name, read, slack in (
         ("shared memory", lambda r: r.shm_bytes, 0),
         ("file descriptors", lambda r: r.file_descriptors, 8),
@@ -194,6 +214,17 @@ def judge_resources(samples: Sequence[Sample]) -> list[Check]:
         Check("KV blocks always add up", wrong == 0, f"{wrong} of {len(samples)} samples")
     )
     return checks
+
+
+def mib_per_hour(samples: Sequence[Sample]) -> float:
+    """Resident memory's slope, by least squares."""
+    if len(samples) < 2:
+        return 0.0
+    fit = statistics.linear_regression(
+        [sample.seconds / 3600 for sample in samples],
+        [sample.resources.rss_bytes / 2**20 for sample in samples],
+    )
+    return fit.slope
 
 
 def judge_latency(
@@ -213,15 +244,33 @@ def judge_ledger(
     outcomes: Sequence[Outcome], before: dict[str, object], after: dict[str, object]
 ) -> Check:
     """Requests that ended well are exactly the server's `stop` and `length`, unless a client left
-    or was cancelled after its request's last token."""
-    counted = [
-        _finished(after, reason) - _finished(before, reason) for reason in ("stop", "length")
-    ]
-    served = sum(o.ended == OK and o.kind in ("grpc", "http", "chat", "long") for o in outcomes)
-    leaving = sum(o.kind in ("leave", "cancel", "deadline") for o in outcomes)
-    passed = served <= sum(counted) <= served + leaving
-    return Check("counters agree with the clients", passed,
-                 f"{sum(counted)} counted, {served} read to the end")  # fmt: skip
+    or was cancelled after its request's last token. All together are those that must have reached
+    the engine, and at most those that may have. Tokens read were counted."""
+
+    def moved(*reasons: str) -> int:
+        return sum(_finished(after, reason) - _finished(before, reason) for reason in reasons)
+
+    def sent(*kinds: str, ended: str | None = None) -> int:
+        return sum(o.kind in kinds and ended in (None, o.ended) for o in outcomes)
+
+    served = sent("grpc", "http", "chat", "long", ended=OK)
+    whole, ended = moved("stop", "length"), moved("stop", "length", "cancelled", "error")
+    generated = _number(after, "generated_tokens") - _number(before, "generated_tokens")
+    read = sum(outcome.tokens for outcome in outcomes)
+    cancelled = sent("cancel", ended=OK)
+    failed = sum(outcome.ended != OK for outcome in outcomes)
+    passed = (
+        served <= whole <= served + sent("leave", "cancel", "deadline")
+        and served + cancelled <= ended
+        and ended <= served + cancelled + sent("leave", "deadline") + failed
+        and read <= generated
+    )
+    return Check(
+        "counters agree with the clients",
+        passed,
+        f"{whole} counted, {served} read to the end; {ended} ended in any way; "
+        f"{generated} tokens counted, {read} read",
+    )
 
 
 def judge_endpoint(server: TritonServer, stats: dict[str, object]) -> Check:

@@ -18,9 +18,9 @@ def test_a_short_soak_passes(tmp_path: Path) -> None:
          "--report", str(report), "--json", str(figures)]
     )  # fmt: skip
     found = json.loads(figures.read_text())
-    # Latency on a machine that others use proves nothing either way.
-    failed = [c for c in found["checks"] if not c["passed"] and "drift" not in c["name"]]
-    assert failed == []
-    assert status in (0, 1)
+    # Latency on a machine that others use proves nothing either way; so short a run never passes.
+    failed = {c["name"] for c in found["checks"] if not c["passed"] and "drift" not in c["name"]}
+    assert failed == {"long and mixed enough"}, found["checks"]
+    assert status == 1
     assert report.read_text().startswith("# Soak: ")
     assert sum(found["outcomes"].values()) > 50

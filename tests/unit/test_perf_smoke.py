@@ -7,15 +7,32 @@ import pytest
 from perf import bench_smoke
 
 
-def test_the_median_is_held_against_the_floor() -> None:
-    ratio = bench_smoke.Ratio("x", "y", floor=0.5, samples=[0.1, 0.6, 0.7])
-    assert ratio.passed, "one disturbed round must not fail it"
-    ratio.samples += [0.2, 0.3]
-    assert not ratio.passed
-    text = bench_smoke.report([ratio])
-    assert "BELOW" in text
+def test_a_disturbed_round_decides_nothing() -> None:
+    ratio = bench_smoke.Ratio("x", "y", floor=0.5)
+    ratio.add(0.1, 1.0)  # ours was disturbed
+    ratio.add(0.6, 0.3)  # the reference was
+    ratio.add(0.58, 1.0)
+    assert ratio.value == pytest.approx(0.6)
+    assert ratio.passed
     (record,) = bench_smoke.to_records([ratio])
-    assert record.value == 0.3
+    assert record.value == pytest.approx(0.6)
+    assert record.samples == pytest.approx((0.1, 2.0, 0.58))
+
+
+def test_ours_slow_in_every_round_is_found() -> None:
+    ratio = bench_smoke.Ratio("x", "y", floor=0.5)
+    for ours, reference in ((0.4, 1.0), (0.3, 0.2), (0.45, 0.9)):
+        ratio.add(ours, reference)
+    assert not ratio.passed, "one slow reference must not hide it"
+    assert "BELOW" in bench_smoke.report([ratio])
+
+
+def test_floors_know_the_machine() -> None:
+    vnni, plain = bench_smoke.ratios(vnni=True), bench_smoke.ratios(vnni=False)
+    assert vnni.keys() == plain.keys()
+    for name, ratio in vnni.items():
+        assert 0 < plain[name].floor <= ratio.floor
+    assert plain["scaling"].floor > 1, "streams one after the other must fail"
 
 
 def test_references_measure_something() -> None:

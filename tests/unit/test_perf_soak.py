@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -79,10 +83,58 @@ def test_bad_ends_and_lost_requests_are_found() -> None:
     assert failed(soak.judge_outcomes(good)) == []
     assert failed(soak.judge_outcomes(bad)) == ["every request ended as it should"]
     assert failed(soak.judge_outcomes([])) == ["every request ended as it should"]
-    before: dict[str, object] = {"requests": {"stop": 1, "length": 2}}
-    for counted, passed in ((0, False), (1, True), (2, True), (3, False)):
-        after: dict[str, object] = {"requests": {"stop": 1 + counted, "length": 2}}
-        assert soak.judge_ledger(good, before, after).passed is passed
+
+
+@pytest.mark.parametrize(
+    ("changed", "passed"),
+    [
+        ({"stop": 1}, True),
+        ({"stop": 1, "cancelled": 1}, True),
+        ({"stop": 2}, True),
+        ({}, False),
+        ({"stop": 3}, False),
+        ({"stop": 1, "cancelled": 2}, False),
+        ({"stop": 1, "error": 2}, False),
+        ({"stop": 1, "tokens": -1}, False),
+    ],
+    ids=str,
+)
+def test_the_ledger_bounds_every_end(changed: dict[str, int], passed: bool) -> None:
+    """One answer of three tokens, one client that left."""
+    outcomes = [Outcome("grpc", 0.0, OK, 3), Outcome("leave", 0.0, OK)]
+    before: dict[str, object] = {"requests": {"stop": 1, "length": 2}, "generated_tokens": 10}
+    after: dict[str, object] = {
+        "requests": {
+            "stop": 1 + changed.get("stop", 0),
+            "length": 2,
+            "cancelled": changed.get("cancelled", 0),
+            "error": changed.get("error", 0),
+        },
+        "generated_tokens": 13 + changed.get("tokens", 0),
+    }
+    assert soak.judge_ledger(outcomes, before, after).passed is passed
+
+
+def test_a_cancelled_request_must_have_been_counted() -> None:
+    outcomes = [Outcome("cancel", 0.0, OK)]
+    before: dict[str, object] = {"requests": {}, "generated_tokens": 0}
+    for requests, passed in (({}, False), ({"cancelled": 1}, True), ({"cancelled": 2}, False)):
+        after: dict[str, object] = {"requests": requests, "generated_tokens": 0}
+        assert soak.judge_ledger(outcomes, before, after).passed is passed
+
+
+def test_too_little_is_no_proof() -> None:
+    enough = [Outcome(kind, 0.0) for kind in ("grpc", "leave") for _ in range(5)]
+    assert soak.judge_effort(0.34, ("grpc", "leave"), enough).passed
+    assert not soak.judge_effort(0.1, ("grpc", "leave"), enough).passed
+    rare = soak.judge_effort(0.34, ("grpc", "leave"), enough[:-1])
+    assert not rare.passed
+    assert "4 of leave" in rare.detail
+
+
+def test_the_slope_of_memory() -> None:
+    assert soak.mib_per_hour(samples(rss_bytes=1 << 20)) == pytest.approx(720)
+    assert soak.mib_per_hour(samples()[:1]) == 0.0
 
 
 def test_resources_of_a_process_tree(tmp_path: Path) -> None:
@@ -103,7 +155,61 @@ def test_resources_of_a_process_tree(tmp_path: Path) -> None:
     assert during.shm_bytes == 0
 
 
+def turns(*costs: float) -> list[metrics_overhead.Turn]:
+    return [metrics_overhead.Turn(on=100.0 * (1 - cost), off=100.0) for cost in costs]
+
+
 def test_cost_of_metrics_is_a_share_of_throughput() -> None:
-    turns = [metrics_overhead.Turn(on=99.0, off=100.0), metrics_overhead.Turn(on=97.0, off=100.0)]
-    *_, cost = metrics_overhead.to_records(turns, 8)
+    *_, cost = metrics_overhead.to_records(turns(0.01, 0.03), 8)
     assert cost.value == pytest.approx(0.02)
+
+
+def test_the_interval_of_a_median() -> None:
+    assert metrics_overhead.median_interval([1.0] * 5) is None
+    assert metrics_overhead.median_interval([6.0, 2.0, 3.0, 4.0, 5.0, 1.0]) == (1.0, 6.0)
+    assert metrics_overhead.median_interval([float(n) for n in range(1, 17)]) == (4.0, 13.0)
+
+
+@pytest.mark.parametrize(
+    ("costs", "within", "word"),
+    [
+        ([0.001, 0.002, 0.003] * 5, True, "within"),
+        ([0.03, 0.04, 0.05] * 5, False, "ABOVE"),
+        ([-0.3, 0.001, 0.3] * 5, False, "UNDECIDED"),
+        ([0.001] * 5, False, "UNDECIDED: too few"),
+        ([-0.1, -0.2, -0.11] * 5, False, "UNSOUND"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_the_bar_is_not_met_by_accident(costs: list[float], within: bool, word: str) -> None:
+    verdict = metrics_overhead.judge(turns(*costs))
+    assert verdict.within is within
+    assert word in str(verdict)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'pocket_tokens_total{type="generated"} 64\n')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+        server.shutdown()
+
+
+def test_the_two_servers_must_differ(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_overhead, "_COUNTERS_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nothing = f"http://127.0.0.1:{free.getsockname()[1]}/metrics"
+    metrics_overhead.check_sides(endpoint, nothing, 64)
+    with pytest.raises(metrics_overhead.SidesError, match="counted 64 of 65"):
+        metrics_overhead.check_sides(endpoint, nothing, 65)
+    with pytest.raises(metrics_overhead.SidesError, match="should have no metrics"):
+        metrics_overhead.check_sides(endpoint, endpoint, 64)
