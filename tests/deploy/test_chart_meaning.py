@@ -27,6 +27,7 @@ from pocket_backend.cli import serving
 from pocket_backend.cli.probe import check
 from pocket_backend.observability.names import METRICS
 from pocket_backend.triton import launcher, shm, supervisor
+from pocket_backend.triton.settings import find_default_model
 from pocket_client.gateway.__main__ import _parser as gateway_parser
 from pocket_client.gateway.app import create_app
 from pocket_client.gateway.auth import ApiKeys, entry_of
@@ -266,12 +267,17 @@ def test_c3_everything_written_is_below_a_volume(manifests: list[Manifest]) -> N
     triton = main_container(manifests, "triton")
     assert {"name": "HF_HUB_OFFLINE", "value": "1"} in triton["env"]
     [model, *_] = triton["args"]
-    if not model.startswith("--"):
-        assert any(
-            model.startswith(mount["mountPath"] + "/")
-            for mount in triton["volumeMounts"]
-            if mount.get("readOnly")
-        )
+    mounts = {item["mountPath"] for item in triton["volumeMounts"] if item.get("readOnly")}
+    assert any(model.startswith(f"{mount}/") for mount in mounts)
+
+
+def test_the_demo_serves_the_packaged_model() -> None:
+    spec = pod(rendered("demo"), "triton")
+    [fetch] = spec["initContainers"]
+    assert fetch["command"][0] == "cp"
+    packaged = find_default_model()
+    assert packaged is not None
+    assert spec["containers"][0]["args"][0] == f"{fetch['command'][-1]}{packaged.name}"
 
 
 def test_the_cpu_limit_is_the_number_of_threads(manifests: list[Manifest]) -> None:

@@ -63,9 +63,9 @@ def test_the_committed_manifests_are_what_helm_renders(helm: Path, name: str) ->
         ((*KEYS, "--set", "ingress.enabled=true"), "ingress.host: must be set"),
         ((*KEYS, "--set", "model.source=pvc,model.path=/models/m"), "model.pvc.claimName"),
         ((*KEYS, "--set", "model.source=image,model.path=/models/m"), "model.image.reference"),
-        ((*KEYS, "--set", "model.source=init,model.path=/models/m"), "model.init.image"),
+        ((*KEYS, "--set", "model.init.image="), "model.init.image: must name an image"),
         ((*KEYS, "--set", "model.source=pvc,model.path=/data/m"), "must be below /models/"),
-        ((*KEYS, "--set", f"model.sha256={'0' * 64}"), "model.sha256: needs model.path"),
+        ((*KEYS, "--set", "model.path="), "model.path: must be set"),
         (
             (*KEYS, "--set", "triton.terminationGracePeriodSeconds=60"),
             "triton.terminationGracePeriodSeconds: got 60; preStopSeconds and drainSeconds need at",
@@ -114,6 +114,15 @@ def test_a_model_from_an_init_container_is_checked_and_read_only(template: Templ
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         [mount] = [item for item in container["volumeMounts"] if item["mountPath"] == "/models"]
         assert mount.get("readOnly", False) is (container["name"] != "fetch-model")
+
+
+def test_a_model_in_the_servers_image(template: Template) -> None:
+    pod = dict(pods(template(*KEYS, "--set", "model.source=bundled,model.path=/opt/m.gguf")))[
+        "triton"
+    ]
+    assert "initContainers" not in pod
+    assert pod["containers"][0]["args"][0] == "/opt/m.gguf"
+    assert {volume["name"] for volume in pod["volumes"]} == {"shm", "tmp"}
 
 
 def test_servers_alone(template: Template) -> None:

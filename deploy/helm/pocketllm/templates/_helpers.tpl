@@ -35,13 +35,13 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
+{{/* A reference; call with (list . .Values.image). */}}
 {{- define "pocketllm.image" -}}
-{{- with .Values.image -}}
-{{- if .digest -}}
-{{ .repository }}@{{ .digest }}
+{{- $image := index . 1 -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
 {{- else -}}
-{{ .repository }}:{{ default $.Chart.AppVersion .tag }}
-{{- end -}}
+{{ $image.repository }}:{{ default (index . 0).Chart.AppVersion $image.tag }}
 {{- end -}}
 {{- end -}}
 
@@ -103,6 +103,9 @@ capabilities:
 {{/* Values that contradict each other are refused here, by name. */}}
 {{- define "pocketllm.validate" -}}
 {{- $model := .Values.model -}}
+{{- if not $model.path -}}
+{{- fail "model.path: must be set" -}}
+{{- end -}}
 {{- if and (ne $model.source "bundled") (not (hasPrefix "/models/" $model.path)) -}}
 {{- fail (printf "model.path: got %q; with model.source %s it must be below /models/" $model.path $model.source) -}}
 {{- end -}}
@@ -114,9 +117,6 @@ capabilities:
 {{- end -}}
 {{- if and (eq $model.source "init") (not $model.init.image) -}}
 {{- fail "model.init.image: must name an image when model.source is init" -}}
-{{- end -}}
-{{- if and $model.sha256 (not $model.path) -}}
-{{- fail "model.sha256: needs model.path" -}}
 {{- end -}}
 {{- if .Values.gateway.enabled -}}
 {{- $auth := .Values.auth -}}
