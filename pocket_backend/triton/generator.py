@@ -56,6 +56,7 @@ class GeneratorModel:
         self.pb_utils = pb_utils
         self.final_flag = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         self._drain_seconds = settings.drain_seconds
+        self._pacing = settings.pacing
         self._check_period = settings.cancellation_check_period_ms / 1000
         self._next_check = 0.0
         # Engine thread only, once it runs.
@@ -159,6 +160,10 @@ class GeneratorModel:
         """The stream has ended."""
         self._streams.pop(stream.key, None)
 
+    def chunk_interval(self) -> float:
+        """Seconds between two chunks of one output, now."""
+        return self._pacing.interval(len(self._streams))
+
     def cancel(self, stream: ResponseStream) -> None:
         """End what is left of the stream's request."""
         self._engine.cancel(stream.key)
@@ -187,6 +192,9 @@ class GeneratorModel:
 
     def _after_step(self) -> None:
         now = time.monotonic()
+        for stream in list(self._streams.values()):
+            if stream.holds:
+                stream.flush(now)
         if now >= self._next_check:
             self._next_check = now + self._check_period
             for key, stream in list(self._streams.items()):

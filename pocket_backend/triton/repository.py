@@ -29,6 +29,7 @@ _GENERATOR_PARAMETERS = (
     "model", "tokenizer_path", "backend", "max_model_len", "max_batch_size",
     "max_num_batched_tokens", "kv_cache_tokens", "kv_cache_dtype", "precision", "threads",
     "max_queue", "enable_prefix_caching", "drain_seconds", "cancellation_check_period_ms",
+    "stream_interval_ms",
 )  # fmt: skip
 _TO_DETOKENIZER = ("context_ids", "token_ids", "text_range", "skip_special_tokens", "stream_key",
                    "error")  # fmt: skip

@@ -50,7 +50,9 @@ class ResponseStream:
         self._sender = sender
         self._in_ensemble = in_ensemble
         self._held: dict[int, tuple[Increment, float]] = {}
-        """By output: what waits while the detokenizer is behind, and since when."""
+        """By output: what waits for its time or for the detokenizer, and since when."""
+        self._next_chunk: dict[int, float] = {}
+        """By output: when the next chunk may go out (``pacing.py``). None yet: at once."""
         sampling = parameters.sampling
         self._writer = ChunkWriter(
             model.pb_utils,
@@ -94,26 +96,48 @@ class ResponseStream:
                 wholes = [each.whole for each in self._sums if each.whole is not None]
                 self._end(self._last_response(*wholes))
             return
-        ready = self._held_back(increment)
-        if ready is None:
-            return
+        now = time.monotonic()
+        held, since = self._held.pop(increment.sequence_index, (None, now))
+        ready = increment if held is None else held.merge(increment)
         if event.last:
             self._end(self._last_response(ready))
+        elif increment.finish_reason or self._may_go(ready, since, now):
+            self._send_chunk(ready, now)
         else:
-            self._sender.send(self._writer.response(ready))
-            self._count()
+            self._held[increment.sequence_index] = (ready, since)
 
-    def _held_back(self, increment: Increment) -> Increment | None:
-        """What may go out now: nothing, the increment, or what was held of its output with it."""
+    def _may_go(self, increment: Increment, since: float, now: float) -> bool:
+        """Whether what waits since ``since`` may go out before its output's end."""
         if not self._in_ensemble:
-            return increment
-        index, full = increment.sequence_index, self._model.backlog.full()
-        held, since = self._held.pop(index, (None, time.monotonic()))
-        merged = increment if held is None else held.merge(increment)
-        if full and not increment.finish_reason and time.monotonic() - since < MAX_HOLD_SECONDS:
-            self._held[index] = (merged, since)
-            return None
-        return merged
+            return True
+        if now < self._next_chunk.get(increment.sequence_index, 0.0):
+            return False
+        return not self._model.backlog.full() or now - since >= MAX_HOLD_SECONDS
+
+    def _send_chunk(self, increment: Increment, now: float) -> None:
+        if self._in_ensemble:
+            self._next_chunk[increment.sequence_index] = now + self._model.chunk_interval()
+        self._sender.send(self._writer.response(increment))
+        self._count()
+
+    @property
+    def holds(self) -> bool:
+        """Whether something waits to be sent: then ``flush`` has to be called now and then."""
+        return bool(self._held)
+
+    def flush(self, now: float) -> None:
+        """Send what has waited long enough; the output may not have made a token since.
+
+        A stream that cannot be sent to has its request cancelled, which ends it.
+        """
+        for index, (increment, since) in list(self._held.items()):
+            if not self.ended and self._may_go(increment, since, now):
+                del self._held[index]
+                try:
+                    self._send_chunk(increment, now)
+                except Exception as error:  # noqa: BLE001  (pybind raises several kinds)
+                    log_event(_log, logging.WARNING, "chunk not sent", reason=str(error))
+                    self._model.cancel(self)
 
     def _error(self, error: BaseException) -> Any:
         """The last response of a failed request (responses.py says why there are two forms)."""

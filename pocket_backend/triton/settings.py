@@ -11,12 +11,13 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pocket_backend.api import ConfigurationError, EngineArgs
 from pocket_backend.engine.build import build_tokenizer
 from pocket_backend.text import Tokenizer, load_tokenizer
+from pocket_backend.triton.pacing import Pacing
 
 FAKE_MODEL = "fake"
 _PREFIX = "POCKETLLM_"
@@ -86,6 +87,8 @@ class GeneratorSettings:
     """How long open streams may run on when the model is unloaded."""
     cancellation_check_period_ms: int = 50
     """How often live requests are asked whether their client is gone; each question costs time."""
+    pacing: Pacing = field(default_factory=Pacing)
+    """How often a stream of the ensemble gets a chunk: ``stream_interval_ms``, or "auto"."""
 
     @classmethod
     def from_model_config(
@@ -98,7 +101,18 @@ class GeneratorSettings:
             cancellation_check_period_ms=int(
                 _number(environment, "POCKETLLM_CANCELLATION_CHECK_PERIOD_MS", 50, 0, 60_000)
             ),
+            pacing=_pacing(environment),
         )
+
+
+def _pacing(environment: Mapping[str, str]) -> Pacing:
+    name = "POCKETLLM_STREAM_INTERVAL_MS"
+    if environment.get(name, "auto") == "auto":
+        return Pacing()
+    try:
+        return Pacing(_number(environment, name, 0.0, 0.0, 10_000.0) / 1000)
+    except ConfigurationError as error:
+        raise ConfigurationError(f'{error}, or "auto"') from None
 
 
 def _number(

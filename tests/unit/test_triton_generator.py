@@ -46,8 +46,10 @@ def slow_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[GeneratorModel]:
 
 
 def make_model(monkeypatch: pytest.MonkeyPatch, **options: float) -> Iterator[GeneratorModel]:
+    """Unpaced: how many responses there are then depends on no clock (test_triton_pacing.py)."""
     monkeypatch.setenv("POCKETLLM_FAKE_OPTIONS", json.dumps(options))
-    made = GeneratorModel(make_pb_utils(), model_args(model="fake", drain_seconds="0"))
+    settings = {"model": "fake", "drain_seconds": "0", "stream_interval_ms": "0"}
+    made = GeneratorModel(make_pb_utils(), model_args(**settings))
     yield made
     made.close()
 
