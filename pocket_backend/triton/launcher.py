@@ -47,6 +47,7 @@ from pocket_backend.triton.shm import (
     new_server_id,
     region_prefix,
 )
+from pocket_backend.triton.trace_options import trace_options
 
 _ERROR_GRACE = 5.0
 """Seconds that a server which answers with errors gets to recover."""
@@ -54,9 +55,6 @@ _CLEAN_UP_TIMEOUT = 30.0
 _START_ATTEMPTS = 3
 """In all, for a server that a busy machine starved while it started."""
 _ADMIN_APIS = "model-repository,shared-memory,logging,trace"
-_TRACE_HEADERS = "(?i)^(traceparent|tracestate)$"
-"""gRPC metadata that become request parameters: the W3C trace context. (Triton's generate endpoints
-forward no HTTP headers, whatever it is told; there the context is a key of the JSON body.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +246,11 @@ class TritonServer:
             f"--http-restricted-api={admin}",
             f"--grpc-restricted-protocol={admin}",
             "--allow-gpu-metrics=false",
-            f"--grpc-header-forward-pattern={_TRACE_HEADERS}",
             # Not --disable-auto-complete-config: it halves the start, but on a busy machine Triton
             # then aborts, most of the time, when a lock in shared memory times out.
             f"--exit-timeout-secs={max(1, int(options.stop_timeout) - 2)}",
             f"--log-verbose={options.log_verbose}",
+            *trace_options({**os.environ, **options.environment}),
             *options.extra_args,
         ]
 
