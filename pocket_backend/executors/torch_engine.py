@@ -7,22 +7,26 @@ padding, and samples all rows together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from pocket_backend.api import ConfigurationError, EngineError, PocketLLMError
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
 from pocket_backend.executors.base import BackendExecutor
 from pocket_backend.executors.cpp_options import available_memory
 from pocket_backend.executors.slot_tables import SlotTables
+from pocket_backend.executors.state_options import default_snapshots, snapshot_interval
 from pocket_backend.executors.torch_attention import STEP_KEYWORD, PagedAttender
 from pocket_backend.executors.torch_edits import TorchEdits
 from pocket_backend.executors.torch_loading import load_model
 from pocket_backend.executors.torch_options import BLOCK_SIZE, TorchOptions
 from pocket_backend.executors.torch_probe import context_limit, probe_layers
 from pocket_backend.executors.torch_sampler import sample
+from pocket_backend.executors.torch_states import LayerStates, StateStorage, state_bytes
 from pocket_backend.executors.torch_step import PackedStep
 from pocket_backend.executors.torch_storage import PagedStorage
 
@@ -68,12 +72,14 @@ class PyTorchBackend(BackendExecutor):
         self._model: Any = loaded.model
         self._device, self._dtype = loaded.device, loaded.dtype
         self._eos = loaded.eos_token_ids
-        shapes = probe_layers(loaded.model, loaded.device)
+        layers = probe_layers(loaded.model, loaded.device)
+        shapes = layers.attention
         context = _context(options, context_limit(loaded.model))
         per_block = BLOCK_SIZE * sum(shape.bytes_per_token() for shape in shapes.values())
-        num_blocks = options.blocks(context, per_block, _free_memory(loaded.device))
+        free = _free_memory(loaded.device)
+        num_blocks = options.blocks(context, per_block, free)
         self._storage = PagedStorage(shapes, num_blocks, BLOCK_SIZE, loaded.device)
-        self._memory = MemoryInfo(
+        memory = MemoryInfo(
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             max_slots=options.max_batch_size,
@@ -83,6 +89,19 @@ class PyTorchBackend(BackendExecutor):
             kv_cache_bytes=self._storage.nbytes,
             weight_bytes=loaded.weight_bytes,
         )
+        self._recurrent = layers.recurrent
+        self._states: StateStorage | None = None
+        if layers.recurrent is not None:
+            if free is not None:
+                free -= self._storage.nbytes
+            memory = _with_states(memory, options, layers.recurrent.shapes, free, loaded.device)
+            self._states = StateStorage(
+                layers.recurrent.shapes,
+                memory.max_slots,
+                memory.num_state_snapshots,
+                loaded.device,
+            )
+        self._memory = memory
         self._tables = SlotTables(self._memory)
         self._edits = TorchEdits(options.max_batch_size, loaded.vocab_size, loaded.device)
 
@@ -105,6 +124,8 @@ class PyTorchBackend(BackendExecutor):
         return self._memory
 
     def supports_feature(self, feature: str) -> bool:
+        if self._recurrent is not None and feature in ("recurrent_state", "block_copies"):
+            return feature == "recurrent_state"
         return feature in _FEATURES
 
     @property
@@ -121,7 +142,7 @@ class PyTorchBackend(BackendExecutor):
         self._edits.drop(slot_id)
 
     def close(self) -> None:
-        self._model = None
+        self._model = self._recurrent = self._states = None
         self._storage = PagedStorage({}, 0, BLOCK_SIZE, self._device)
 
     def execute_model(self, requests: Sequence[ExecuteRequest]) -> Sequence[ExecuteOutput]:
@@ -154,19 +175,57 @@ class PyTorchBackend(BackendExecutor):
         if copies:
             self._storage.copy(copies)
         step = PackedStep(requests, self._tables, BLOCK_SIZE, self._device, self._dtype)
-        logits = self._model(
-            input_ids=step.tokens[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            logits_to_keep=step.sampled_rows,
-            **{STEP_KEYWORD: PagedAttender(step, self._storage)},
-        ).logits
+        recurrent, states = self._recurrent, self._states
+        if recurrent is None or states is None:
+            logits = self._forward(step)
+        else:
+            states.begin(requests)
+            recurrent.start(step.state_rows(), states)
+            try:
+                logits = self._forward(step)
+            finally:
+                recurrent.finish()
+            states.save(requests)
         sampled = [request for request in requests if request.samples]
         outputs = {}
         if sampled:
             rows = logits[0, :, : self._memory.vocab_size].float().contiguous()
             outputs = {output.request_id: output for output in sample(rows, sampled, self._edits)}
         return [outputs.get(r.request_id) or ExecuteOutput(r.request_id, None) for r in requests]
+
+    def _forward(self, step: PackedStep) -> Tensor:
+        """Logits [1, sampled rows, vocab]."""
+        logits: Tensor = self._model(
+            input_ids=step.tokens[None],
+            position_ids=step.positions[None],
+            use_cache=False,
+            logits_to_keep=step.sampled_rows,
+            **{STEP_KEYWORD: PagedAttender(step, self._storage)},
+        ).logits
+        return logits
+
+
+def _with_states(
+    memory: MemoryInfo,
+    options: TorchOptions,
+    shapes: Mapping[int, LayerStates],
+    free: int | None,
+    device: torch.device,
+) -> MemoryInfo:
+    """``memory`` with the sizes of states; ``free``: bytes that the device has left."""
+    size = state_bytes(shapes)
+    snapshots = options.max_state_snapshots
+    if snapshots is None:
+        left = None if free is None else max(0, free - memory.max_slots * size)
+        snapshots = default_snapshots(size, memory.kv_cache_bytes, left)
+    return replace(
+        memory,
+        state_bytes=size,
+        num_state_snapshots=snapshots,
+        state_snapshot_interval=snapshot_interval(
+            options.state_snapshot_interval_tokens, on_cpu=device.type == "cpu"
+        ),
+    )
 
 
 def _context(options: TorchOptions, limit: int) -> int:

@@ -15,6 +15,11 @@ from torch import Tensor
 
 from pocket_backend.api import ModelLoadError
 from pocket_backend.executors.torch_attention import STEP_KEYWORD, LayerCall
+from pocket_backend.executors.torch_recurrent import (
+    RECURRENT_LAYERS,
+    RECURRENT_MODELS,
+    RecurrentLayers,
+)
 from pocket_backend.executors.torch_storage import KvShape
 
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -37,26 +42,46 @@ class _Probe:
         return value.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-def probe_layers(model: Any, device: torch.device) -> Mapping[int, KvShape]:
-    """What every attention layer keeps per token, by layer index.
+@dataclass(frozen=True, slots=True)
+class ModelLayers:
+    """What a model's layers keep."""
+
+    attention: Mapping[int, KvShape]
+    """Per token, by layer index."""
+    recurrent: RecurrentLayers | None
+    """None: there are none."""
+
+
+def probe_layers(model: Any, device: torch.device) -> ModelLayers:
+    """What every layer keeps.
 
     Raises:
-        ModelLoadError: the model has layers that are not attention over all or the last tokens.
+        ModelLoadError: the model has layers that are neither attention over all or the last tokens
+            nor recurrent layers that work through a cache's states.
     """
     config = model.config.get_text_config()
     name = getattr(config, "model_type", type(model).__name__)
     kinds: list[str] = list(getattr(config, "layer_types", None) or ())
-    other = sorted(set(kinds) - _ATTENTION_LAYERS)
-    if other or getattr(model, "_is_stateful", False):
+    other = sorted(set(kinds) - _ATTENTION_LAYERS - RECURRENT_LAYERS)
+    states = [layer for layer, kind in enumerate(kinds) if kind in RECURRENT_LAYERS]
+    if other or (getattr(model, "_is_stateful", False) and not states):
         raise ModelLoadError(
             f"model: {name} has layers of the kind {', '.join(other) or 'recurrent'}, which the "
             "PyTorch backend does not run in this version"
         )
-    if not getattr(model, "_supports_attention_backend", False):
+    if states and name not in RECURRENT_MODELS:
+        raise ModelLoadError(
+            f"model: {name} is a hybrid that the PyTorch backend does not run in this version; it "
+            f"runs {', '.join(sorted(RECURRENT_MODELS))}"
+        )
+    # Hybrids of today do not set the flag, though their attention layers use the interface; the
+    # probe sees whether they do.
+    if not states and not getattr(model, "_supports_attention_backend", False):
         raise ModelLoadError(
             f"model: {name} does not go through Transformers' attention interface, which the "
             "PyTorch backend needs"
         )
+    recurrent = RecurrentLayers(model, states) if states else None
     probe = _Probe()
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
     with torch.inference_mode():
@@ -64,19 +89,23 @@ def probe_layers(model: Any, device: torch.device) -> Mapping[int, KvShape]:
             input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1,
             **{STEP_KEYWORD: probe},
         )  # fmt: skip
-    layers = config.num_hidden_layers
-    if sorted(probe.shapes) != list(range(layers)):
+    attending = sorted(set(range(config.num_hidden_layers)) - set(states))
+    if sorted(probe.shapes) != attending or not attending:
         raise ModelLoadError(
-            f"model: {name} has {layers} layers, but only {len(probe.shapes)} attend through "
-            "Transformers' attention interface"
+            f"model: {name} has {len(attending)} layers that are not recurrent, but "
+            f"{len(probe.shapes)} layers attend through Transformers' attention interface"
         )
     for layer, kind in enumerate(kinds):
-        if (kind == "sliding_attention") != (probe.windows[layer] is not None):
+        if layer in probe.windows and (kind == "sliding_attention") != (
+            probe.windows[layer] is not None
+        ):
             raise ModelLoadError(
                 f"model: {name} does not tell the attention function the window of layer {layer} "
                 f"({kind})"
             )
-    return probe.shapes
+    if recurrent is not None:
+        recurrent.check(name)
+    return ModelLayers(probe.shapes, recurrent)
 
 
 def context_limit(model: Any) -> int:

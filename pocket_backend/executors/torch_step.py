@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pocket_backend.executors.torch_states import StateRows
+
 if TYPE_CHECKING:
     from pocket_backend.core.step import ExecuteRequest
     from pocket_backend.executors.slot_tables import SlotTables
@@ -108,6 +110,14 @@ class PackedStep:
         wanted = [last[i] for i, request in enumerate(requests) if request.samples]
         self.sampled_rows = torch.tensor(wanted, dtype=torch.int64, device=device)
         """Rows whose logits are wanted, in the scheduler's order."""
+
+    def state_rows(self) -> StateRows:
+        """Which rows belong to which slots, for layers that keep a state per slot."""
+        slots = [part.slot for part in self._decodes]
+        return StateRows(
+            decodes=torch.tensor(slots, dtype=torch.int64, device=self._device),
+            chunks=[(p.slot, p.begin, p.begin + p.length, p.start == 0) for p in self._chunks],
+        )
 
     def layout(self, window: int | None) -> Layout:
         """``window``: how many tokens a token sees, itself included; None: all before it."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_checkpoints import CONFIGS, VOCAB, Checkpoint, write_checkpoint
+from tiny_checkpoints import CONFIGS, SLOW, VOCAB, Checkpoint, write_checkpoint
 
 from pocket_backend.api import SamplingParams
 from pocket_backend.engine.llm import LLM
@@ -34,7 +34,10 @@ def prompts() -> list[list[int]]:
     return [found[-1][:SHARED] + found[2], found[-1][:SHARED] + found[0], *found]
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CONFIGS],
+)
 def checkpoint(request: Any, tmp_path_factory: Any) -> Checkpoint:
     return write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -51,6 +54,7 @@ def one_thread() -> Iterator[None]:
 def run(checkpoint: Checkpoint, prompts: list[list[int]], **options: Any) -> tuple[Any, Any]:
     """(outputs, engine statistics) of all prompts at once, after the last one alone."""
     fields = {"max_batch_size": 4, "max_batch_tokens": 64, "num_blocks": 64} | options
+    fields |= {"max_state_snapshots": 16}  # of models that have a state
     engine = UnifiedEngine(PyTorchBackend(checkpoint.path, fields), max_total_tokens=1 << 20)
     try:
         llm = LLM(engine=engine)

@@ -35,6 +35,26 @@ _BASE: dict[str, Any] = {
 _MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _SLIDING = ["sliding_attention", "full_attention"]
 
+_HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.5,
+}
+
+_MAMBA = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+}
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
@@ -77,8 +97,45 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
     ),
+    "qwen3_5": ("Qwen3_5Text", _HYBRID),
+    "qwen3_next": ("Qwen3Next", {**_HYBRID, **_MOE, "shared_expert_intermediate_size": 32}),
+    "minimax": (
+        "MiniMax",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_hidden_layers": 3,
+            "block_size": 8,
+            "num_local_experts": 4,
+            "linear_attn_alpha_factor": 2.0,
+        },
+    ),
+    "lfm2": (
+        "Lfm2",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3},
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeText",
+        {**_HYBRID, **_MOE, "shared_expert_intermediate_size": 32},
+    ),
+    "bamba": ("Bamba", {**_MAMBA, "attn_layer_indices": [1]}),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {
+            **_MAMBA,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 32,
+        },
+    ),
+    "olmo_hybrid": (
+        "OlmoHybrid",
+        {key: value for key, value in _HYBRID.items() if key != "partial_rotary_factor"},
+    ),
 }
 """Name -> (class prefix in Transformers, what differs from ``_BASE``)."""
+SLOW = frozenset({"bamba", "granitemoehybrid", "olmo_hybrid", "qwen3_5_moe", "qwen3_next"})
+"""Architectures whose tests are not run by default: their kind is tested with another one."""
 
 
 @dataclass(frozen=True)
