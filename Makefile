@@ -11,12 +11,13 @@ CPP_BUILD := build/cpp-release
 CPP_SOURCES := $(shell find cpp_engine -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 CPP_STYLED := $(filter %.cpp %.h,$(CPP_SOURCES))
 
-.PHONY: help run test test-slow browser-test lint format types cpp-test py-test bench bench-smoke perf-analyzer locust chart deploy-test clean
+.PHONY: help run test test-slow browser-test lint format types cpp-test py-test bench bench-smoke perf-analyzer locust chart deploy-test wheel lock sbom clean
 
 help:
 	@echo "make run    [ONCE=1] [MODEL=/path] [BACKEND=torch] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
 	@echo "make test   lint, types, C++ tests, Python tests, Triton end to end"
 	@echo "make chart | deploy-test   Helm: render the chart's manifests; lint and validate it"
+	@echo "make wheel | sbom | lock   reproducible wheel, bills of materials, hashes of the images' requirements"
 	@echo "make lint | format | bench | bench-smoke | perf-analyzer | locust | test-slow | browser-test | clean"
 
 # --- environment: each stamp is newer than what it was made from -------------------------------
@@ -125,8 +126,33 @@ chart: $(VENV)/.test
 	$(BIN)/python tools/render_chart.py
 
 deploy-test: $(VENV)/.test $(VENV)/.engine
+	@$(PIP) install -r requirements/deploy.txt
 	$(BIN)/python tools/get_helm.py
-	$(BIN)/python -m pytest tests/deploy -m "" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/deploy -m "not slow" $(PYTEST_ARGS)
+
+# The same bytes from the same sources: times in it are the last commit's.
+wheel: $(VENV)/.run
+	@tools/check_compiler.sh
+	@$(BIN)/python tools/build_wheel.py dist
+
+SUPPLY := .cache/supply-chain
+$(SUPPLY)/.ready: requirements/supply-chain.txt | $(VENV)/bin/python
+	@$(VENV)/bin/python -m venv $(SUPPLY) && $(SUPPLY)/bin/pip --quiet install -r requirements/supply-chain.txt
+	@touch $@
+
+# After changing a version in requirements/image-*.txt: the hashes that pip insists on.
+lock: $(SUPPLY)/.ready
+	$(SUPPLY)/bin/python tools/lock_requirements.py
+
+# CycloneDX, one document for each image's Python environment and one for this checkout's.
+sbom: $(SUPPLY)/.ready $(VENV)/.run
+	@mkdir -p build/sbom
+	@for file in requirements/image-*.txt; do \
+	  $(SUPPLY)/bin/cyclonedx-py requirements --output-reproducible --of JSON \
+	    -o build/sbom/$$(basename $$file .txt).cdx.json $$file || exit 1; done
+	@$(SUPPLY)/bin/cyclonedx-py environment --output-reproducible --of JSON --pyproject pyproject.toml \
+	  -o build/sbom/environment.cdx.json $(BIN)/python
+	@ls build/sbom/*.json
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
