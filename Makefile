@@ -90,6 +90,17 @@ browser-test: $(VENV)/.browser $(VENV)/.engine
 	@tools/system_packages.sh --browser
 	$(BIN)/python -m pytest -m browser tests/gateway $(PYTEST_ARGS)
 
+$(VENV)/.clients: requirements/clients.txt tests/gateway/node/package-lock.json $(VENV)/.test
+	@echo "installing LangChain, and openai for Node if npm is here"
+	@$(PIP) install --no-warn-conflicts -r requirements/clients.txt
+	@! command -v npm >/dev/null || npm ci --prefix tests/gateway/node --silent --no-audit --no-fund
+	@touch $@
+
+# Clients that are too big for `make test`; those that are not here are skipped.
+.PHONY: client-test
+client-test: $(VENV)/.clients $(VENV)/.engine
+	$(BIN)/python -m pytest tests/gateway/test_openai_node.py tests/gateway/test_langchain.py $(PYTEST_ARGS)
+
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

@@ -188,3 +188,19 @@ def test_async(gateway: RunningGateway, upstream: FakeUpstream) -> None:
             )
 
     asyncio.run(main())
+
+
+def test_async_errors_and_leaving_a_stream(gateway: RunningGateway, upstream: FakeUpstream) -> None:
+    async def main() -> None:
+        async with openai.AsyncOpenAI(
+            base_url=f"{gateway.url}/v1", api_key="none", max_retries=0
+        ) as client:
+            with pytest.raises(openai.BadRequestError, match="temperature"):
+                await client.completions.create(model="pocketllm", prompt="x", temperature=9)
+            upstream.script = two_then_wait
+            stream = await client.completions.create(model="pocketllm", prompt="x", stream=True)
+            assert (await anext(aiter(stream))).choices[0].text == "one"
+            await stream.close()
+
+    asyncio.run(main())
+    upstream.wait_for(upstream.received[-1].over.is_set, "cancelled upstream")

@@ -221,7 +221,14 @@ class FakeUpstream(service_pb2_grpc.GRPCInferenceServiceServicer):
             text = inputs.get("text_input") or inputs["messages"]
             return _response([("input_ids", list(text.encode()))])
         if model == "detokenizer":
-            return _response([("text_output", bytes(inputs["token_ids"]).decode())])
+            return _response(
+                [
+                    (
+                        "text_output",
+                        bytes(i % 256 for i in inputs["token_ids"]).decode(errors="replace"),
+                    )
+                ]
+            )
         assert self._controls_open.wait(WAIT)
         control = json.loads(inputs["control"])
         found = 0

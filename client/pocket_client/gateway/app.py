@@ -4,39 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from pocket_client.gateway.console import add_console
 from pocket_client.gateway.errors import ApiError, from_validation
 from pocket_client.gateway.middleware import GatewayMiddleware
+from pocket_client.gateway.openapi import openapi_document
 from pocket_client.gateway.routes import router
 from pocket_client.gateway.service import Service
 from pocket_client.gateway.settings import GatewaySettings
 
-_TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-_ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": _TEXT_OR_NULL,
-                "code": _TEXT_OR_NULL,
-            },
-        }
-    },
-}
 _HTTP_MESSAGES = {
     400: "the body cannot be read as JSON",
     404: "there is no such endpoint",
@@ -57,7 +39,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
     # The interactive documentation would load scripts from elsewhere.
     app = FastAPI(title="PocketLLM gateway", docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.service = service
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi_document(app, service.settings.model_name)  # type: ignore[method-assign]
     app.include_router(router)
     if service.settings.console:
         add_console(app, service)
@@ -74,23 +56,6 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
             expose_headers=["x-request-id"],
         )
     return app
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with our errors in place of its 422, which is never sent."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schemas = document["components"]["schemas"]
-        for name in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(name, None)
-        schemas["Error"] = _ERROR_SCHEMA
-        content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-        for path in document["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-                operation["responses"]["default"] = {"description": "Error", "content": content}
-        app.openapi_schema = document
-    return app.openapi_schema
 
 
 def _response(error: ApiError) -> Response:

@@ -51,7 +51,10 @@ REFUSED: Refusals = {
 """Field -> (values that mean what happens anyway, why all others are refused)."""
 
 _INPUT_SCHEMA = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}]
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "object"}, "minItems": 1},
+    ]
 }
 
 

@@ -129,18 +129,25 @@ _TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 _TokenIds = Annotated[list[_TokenId], FailFast()]
 _Messages = Annotated[list[dict[str, Any]], FailFast()]
 _BadWord = Annotated[str, Field(min_length=1, max_length=128)]
-_TEXT = {"type": "string"}
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_Stop = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]})]
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": _INT32_MAX},
+    "minItems": 1,
+    "maxItems": _MAX_PROMPT_TOKENS,
+}
+_ONE_STOP = {**_TEXT, "maxLength": _MAX_STOP_CHARS}
+_STOPS = {"type": "array", "items": _ONE_STOP, "maxItems": _MAX_STOPS}
+_Stop = Annotated[Any, WithJsonSchema({"anyOf": [_ONE_STOP, _STOPS, {"type": "null"}]})]
 _Prompt = Annotated[
     Any,
     WithJsonSchema(
         {
             "anyOf": [
                 _TEXT,
-                {"type": "array", "items": _TEXT},
+                {"type": "array", "items": _TEXT, "minItems": 1},
                 _IDS,
-                {"type": "array", "items": _IDS},
+                {"type": "array", "items": _IDS, "minItems": 1},
             ]
         }
     ),
@@ -283,6 +290,9 @@ def _check_one_prompt(prompt: str | list[Any], name: str) -> None:
 class TokenizeRequest(Body):
     """POST /tokenize: a prompt or messages"""
 
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}]}
+    )
     model: str | None = Field(None, max_length=_MAX_NAME)
     prompt: str | None = Field(None, min_length=1)
     messages: _Messages = Field(default_factory=list, max_length=_MAX_MESSAGES)
