@@ -37,6 +37,10 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "compat": _ENGINE,
 }
 NATIVE_MODULES = {"pocket_cpp_core"}
+NATIVE_ALIASES = {
+    PurePosixPath("pocket_backend/compat/pocketllm_cpp/__init__.py"),
+    PurePosixPath("pocket_backend/compat/dsv4_cpp_core/__init__.py"),
+}
 TORCH_MODULES = {"torch", "transformers", "accelerate"}
 
 CPP_LAYERS: dict[str, set[str]] = {}
@@ -119,6 +123,8 @@ def torch_only_in_torch_executors(path: PurePosixPath, source: str) -> Iterator[
 
 def native_only_in_cpp_executor(path: PurePosixPath, source: str) -> Iterator[str]:
     if path.parts[0] not in {"pocket_backend", "client", "model_repository"}:
+        return
+    if path in NATIVE_ALIASES:  # a second name of the native module
         return
     if path == PurePosixPath("pocket_backend/executors/cpp_engine.py"):
         tree = ast.parse(source)
@@ -307,6 +313,8 @@ def test_rule_detects_a_violation(rule: Rule, path: str, source: str) -> None:
         (torch_only_in_torch_executors, "pocket_backend/executors/torch_llama.py", "import torch"),
         (native_only_in_cpp_executor, "pocket_backend/executors/cpp_engine.py",
          "def f():\n    import pocket_cpp_core"),
+        (native_only_in_cpp_executor, "pocket_backend/compat/pocketllm_cpp/__init__.py",
+         "from pocket_cpp_core import *"),
         (cpp_include_direction, "cpp_engine/src/runtime/a.cpp", '#include "pocket/cpu/k.h"'),
         (cpp_include_direction, "cpp_engine/src/models/b/a.h", '#include "../compute.h"'),
         (cpp_include_direction, "cpp_engine/tests/kv/a.cpp", '#include "pocket/runtime/e.h"'),

@@ -278,25 +278,6 @@ class PyEngine {
   std::vector<SampledToken> sampled_;
 };
 
-py::dict model_info(const ModelInfo& info) {
-  py::dict d;
-  d["architecture"] = info.architecture;
-  d["layers"] = info.layers;
-  d["hidden"] = info.hidden;
-  d["heads"] = info.heads;
-  d["kv_heads"] = info.kv_heads;
-  d["head_dim"] = info.head_dim;
-  d["ffn"] = info.ffn;
-  d["vocab"] = info.vocab;
-  d["context"] = info.context;
-  d["tokenizer_tokens"] = info.tokenizer_tokens;
-  d["eos_token_ids"] = info.eos_token_ids;
-  d["parameter_count"] = info.parameter_count;
-  d["weight_bytes"] = info.weight_bytes;
-  d["kv_bytes_per_block"] = info.kv_bytes_per_block;
-  return d;
-}
-
 std::unique_ptr<PyEngine> make_engine(const std::filesystem::path& model, std::size_t num_blocks,
                                       std::size_t max_sequences, std::size_t max_batch_tokens,
                                       std::size_t max_context, const std::string& kv_dtype,

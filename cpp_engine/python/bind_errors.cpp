@@ -9,6 +9,7 @@
 
 #include "bindings.h"
 #include "pocket/base/error.h"
+#include "pocket/runtime/qwen_engine.h"
 
 namespace py = pybind11;
 
@@ -25,9 +26,20 @@ struct Translation {
 // The classes live as long as the module, which is never unloaded.
 std::array<std::pair<ErrorCode, PyObject*>, 5> classes;
 
+PyObject* unsupported_feature = nullptr;
+
+void raise_unsupported(const UnsupportedFeature& error) {
+  const py::object value = py::reinterpret_borrow<py::object>(unsupported_feature)(error.what());
+  value.attr("feature") = error.feature();
+  value.attr("field") = error.feature();
+  PyErr_SetObject(unsupported_feature, value.ptr());
+}
+
 void translate(std::exception_ptr pending) {
   try {
     std::rethrow_exception(std::move(pending));
+  } catch (const UnsupportedFeature& error) {
+    raise_unsupported(error);
   } catch (const Error& error) {
     for (const auto& [code, type] : classes) {
       if (code == error.code()) {
@@ -37,6 +49,29 @@ void translate(std::exception_ptr pending) {
     }
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }
+}
+
+// UnsupportedFeatureError is caught as the package's class of that name, too, where there is one:
+// scripts import it from there.
+void bind_unsupported_feature(py::module_& m) {
+  py::list bases;
+  bases.append(m.attr("Unsupported"));
+  try {
+    bases.append(py::module_::import("pocket_backend.api.errors").attr("UnsupportedFeatureError"));
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_ImportError)) {
+      throw;
+    }
+  }
+  const py::object type = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
+      "pocket_cpp_core.UnsupportedFeatureError",
+      "An option whose feature this engine does not have; `feature` names it.",
+      py::tuple(bases).ptr(), nullptr));
+  if (!type) {
+    throw py::error_already_set();
+  }
+  m.attr("UnsupportedFeatureError") = type;
+  unsupported_feature = py::object(type).release().ptr();  // lives as long as the module
 }
 
 }  // namespace
@@ -77,6 +112,7 @@ void bind_errors(py::module_& m) {
     m.attr(entry.class_name) = type;
     classes[i] = {entry.code, type.release().ptr()};
   }
+  bind_unsupported_feature(m);
   py::register_local_exception_translator(&translate);
 }
 

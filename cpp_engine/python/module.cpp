@@ -55,6 +55,10 @@ PYBIND11_MODULE(pocket_cpp_core, m) {
   pocket::python::bind_errors(m);
   pocket::python::bind_logit_edits(m);
   pocket::python::bind_engine(m);
+  pocket::python::bind_qwen_options(m);
+  pocket::python::bind_inference_engine(m);
+  pocket::python::bind_qwen_engine(m);
+  pocket::python::bind_scheduler(m);
   m.def("build_info", &pocket::python::build_info,
         "Version, compiler, chosen and available instruction sets, supported architectures.");
 }

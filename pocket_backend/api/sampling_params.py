@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field, fields
 from types import MappingProxyType
+from typing import Self
 
-from pocket_backend.api.errors import InvalidRequestError
+from pocket_backend.api.errors import InvalidRequestError, UnsupportedFeatureError
+from pocket_backend.api.openai_params import check_response_format, openai_fields
 
 GREEDY_EPSILON = 1e-5
 """Temperatures up to this are greedy: dividing logits by less overflows float32."""
@@ -66,8 +68,27 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens. Such a request computes its whole prompt: it finds nothing
     in the prefix cache and shares nothing through it."""
+    top_logprobs: InitVar[int | None] = None
+    """The older API's (and OpenAI's) name: sets ``logprobs``."""
+    response_format: InitVar[Mapping[str, object] | None] = None
+    """None or ``{"type": "text"}``."""
+    extra: InitVar[Mapping[str, object] | None] = None
+    """Options of other backends, which no backend of this version has: must be empty."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(
+        self,
+        top_logprobs: int | None,
+        response_format: Mapping[str, object] | None,
+        extra: Mapping[str, object] | None,
+    ) -> None:
+        if isinstance(self.logprobs, bool):
+            object.__setattr__(self, "logprobs", 0 if self.logprobs else None)
+        if top_logprobs is not None:
+            _check_int("top_logprobs", top_logprobs, 0, MAX_LOGPROBS)
+            object.__setattr__(self, "logprobs", top_logprobs)
+        check_response_format(response_format)
+        for name in extra or ():
+            raise UnsupportedFeatureError(f"extra[{name!r}]", "no such option", field=name)
         for name in ("stop", "bad_words"):
             given = getattr(self, name)
             if isinstance(given, str):
@@ -103,6 +124,24 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
+
+    @classmethod
+    def from_openai(cls, body: Mapping[str, object]) -> Self:
+        """From the fields of an OpenAI request; absent and null ones keep our defaults.
+
+        Raises:
+            InvalidRequestError, UnsupportedFeatureError: as the constructor.
+        """
+        return cls(**openai_fields(body))
+
+    def to_generation_options(self) -> dict[str, object]:
+        """The fields that differ from their defaults."""
+        plain = SamplingParams()
+        return {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if getattr(self, item.name) != getattr(plain, item.name)
+        }
 
     def _check_lists(self) -> None:
         _check_strings("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_LENGTH)

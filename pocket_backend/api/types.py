@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Literal
 
@@ -42,6 +42,12 @@ class TimingMetrics:
     total_seconds: float = 0.0
     ttft_seconds: float = 0.0
     tpot_seconds: float = 0.0
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> TimingMetrics:
+        """From ``as_dict`` or any mapping with some of its names; others are ignored."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: float(value) for name, value in values.items() if name in known})  # type: ignore[arg-type]
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -108,6 +114,11 @@ class TokenEvent:
     error: Exception | None = None
     choice_index: int = 0
     last: bool = False
+
+    @property
+    def token_id(self) -> int | None:
+        """The newest of ``token_ids``; None if there is none."""
+        return self.token_ids[-1] if self.token_ids else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Import names of the older API: ``pocketllm`` is an alias package (installed at the top level).
+"""Import names of the older API: ``pocketllm``, ``pocketllm_cpp``, ``dsv4_cpp_core`` are packages
+of this folder, installed at the top level.
 
-It holds no logic: every name resolves to one of this project.
+They hold no logic: every name resolves to one of this project (docs/compat.md).
 """

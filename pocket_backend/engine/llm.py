@@ -31,17 +31,6 @@ Message = Mapping[str, object]
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
 # Documented names of the older API whose feature does not exist here (yet): refused by name.
-_UNSUPPORTED_ARGS = {
-    "tensor_parallel_size": 1,
-    "tensor_parallel_rank": 0,
-    "device": "cpu",
-    "device_ids": None,
-    "attention_window": 0,
-    "attention_sink_tokens": 0,
-    "speculative_method": None,
-    "speculative_tokens": 0,
-    "config_path": None,
-}
 _UNSUPPORTED_CHAT = (
     "reasoning",
     "reasoning_effort",
@@ -65,16 +54,10 @@ def make_engine_args(
         return args
     if model is None:
         raise ConfigurationError("LLM: give EngineArgs, or model= with the path of a GGUF file")
-    known = {}
-    for name, value in fields.items():
-        if name in _UNSUPPORTED_ARGS:
-            if value not in (None, "auto", _UNSUPPORTED_ARGS[name]):
-                raise UnsupportedFeatureError(name, "not part of this version", field=name)
-        elif name in EngineArgs.__dataclass_fields__:
-            known[name] = value
-        else:
+    for name in fields:
+        if name not in EngineArgs.__dataclass_fields__:
             raise ConfigurationError(f"LLM: unknown argument {name!r}")
-    return EngineArgs(model=model, **known)  # type: ignore[arg-type]
+    return EngineArgs(model=model, **fields)  # type: ignore[arg-type]
 
 
 class LLM:

@@ -20,6 +20,7 @@ from pocket_backend.api import (
     EngineError,
     ModelLoadError,
     PocketLLMError,
+    UnsupportedFeatureError,
 )
 from pocket_backend.api.errors import short_repr
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
@@ -123,7 +124,21 @@ class CppEngineBackend(BackendExecutor):
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> CppEngineBackend:
-        """Build from ``EngineArgs``; ``backend_options`` go to ``CppEngineOptions`` as well."""
+        """Build from ``EngineArgs``; ``backend_options`` go to ``CppEngineOptions`` as well.
+
+        Raises:
+            UnsupportedFeatureError: a ``device`` or ``dtype`` that is not the CPU's.
+        """
+        if args.device not in ("auto", "cpu"):
+            raise UnsupportedFeatureError(
+                f"device {args.device!r}", "the C++ engine runs on the CPU", field="device"
+            )
+        if args.dtype != "auto":
+            raise UnsupportedFeatureError(
+                f"dtype {args.dtype!r}",
+                "the C++ engine computes as precision says, with the file's weights",
+                field="dtype",
+            )
         options: dict[str, object] = {
             "max_batch_size": args.max_batch_size,
             "max_seq_len": args.max_model_len,

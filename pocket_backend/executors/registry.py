@@ -144,6 +144,16 @@ def _model_format(path: Path) -> str:
     return "a GGUF file"
 
 
+def _check_format(args: EngineArgs) -> None:
+    if args.model_format == "auto" or is_fake(args):
+        return
+    kind = _model_format(args.model_path())
+    if ("GGUF" in kind) != (args.model_format == "gguf"):
+        raise ConfigurationError(
+            f"model_format: got {args.model_format!r}, but the model is {kind}; leave it at 'auto'"
+        )
+
+
 def create_executor(args: EngineArgs) -> BackendExecutor:
     """Build the executor for ``args``.
 
@@ -152,6 +162,7 @@ def create_executor(args: EngineArgs) -> BackendExecutor:
         BackendUnavailableError: it exists but cannot run here.
         ConfigurationError, ModelLoadError: the arguments or the model file do not work.
     """
+    _check_format(args)
     name = resolve_backend(args)
     factory = _FACTORIES.get(name)
     if factory is None:

@@ -115,6 +115,9 @@ class PyTorchBackend(BackendExecutor):
             "kv_cache_dtype": args.kv_cache_dtype,
             "threads": args.threads,
         }
+        for name in ("device", "dtype"):
+            if getattr(args, name) != "auto":
+                options[name] = getattr(args, name)
         if args.kv_cache_tokens is not None:
             options["kv_cache_tokens"] = args.kv_cache_tokens
         options |= args.backend_options

@@ -43,6 +43,8 @@ class TinyLlama:
     seed: int = 0
     tokenizer_tokens: int | None = None
     """Entries of tokenizer.ggml.tokens; None: no tokenizer in the file."""
+    byte_level: bool = False
+    """Whether they make a tokenizer that loads: the bytes first, and one merge."""
     end_tokens: dict[str, int] = field(default_factory=dict)
     """eos, eot, eom -> id; written with a tokenizer only."""
     architecture: str = "llama"
@@ -138,7 +140,15 @@ def write_gguf(
             writer.add_uint32(name, value)
     if model.tokenizer_tokens is not None:
         writer.add_tokenizer_model("gpt2")
-        writer.add_token_list([f"t{i}" for i in range(model.tokenizer_tokens)])
+        pieces = [f"t{i}" for i in range(model.tokenizer_tokens)]
+        if model.byte_level:
+            from tokenizers.pre_tokenizers import ByteLevel
+
+            alphabet = [*sorted(ByteLevel.alphabet()), "ab"]
+            pieces[: len(alphabet)] = alphabet
+            writer.add_tokenizer_pre("gpt-2")
+            writer.add_token_merges(["a b"])
+        writer.add_token_list(pieces)
         for name, token in model.end_tokens.items():
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
 

@@ -139,7 +139,7 @@ def test_required_features() -> None:
         ("model", ""),
         ("model", None),
         ("backend", "nope"),
-        ("kv_cache_dtype", "fp8"),
+        ("kv_cache_dtype", "q4"),
         ("precision", "int4"),
         ("max_batch_size", 0),
         ("max_batch_size", 10**6),

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <set>
 #include <utility>
 
 #include "pocket/base/error.h"
@@ -181,6 +180,27 @@ SafetensorsMap parse_safetensors(std::span<const std::byte> bytes, std::string_v
   return tensors;
 }
 
+std::map<std::string, std::string, std::less<>> parse_safetensors_index(std::string_view text,
+                                                                        std::string_view name) {
+  const JsonValue root = parse_json(text, name);
+  const JsonValue* const member = root.find("weight_map");
+  const auto* const entries = member == nullptr ? nullptr : member->as<JsonObject>();
+  if (entries == nullptr || entries->empty()) {
+    fail(name, "weight_map must be an object that names the shard of every tensor");
+  }
+  std::map<std::string, std::string, std::less<>> shards;
+  for (const auto& [tensor, value] : *entries) {
+    const auto* const shard = value.as<std::string>();
+    constexpr std::string_view kNotInNames("/\0", 2);
+    if (shard == nullptr || shard->empty() || *shard == "." || *shard == ".." ||
+        shard->find_first_of(kNotInNames) != std::string::npos) {
+      fail(name, "tensor " + pocket::quoted(tensor) + ": its shard must be a file's name");
+    }
+    shards.emplace(tensor, *shard);
+  }
+  return shards;
+}
+
 SafetensorsCheckpoint::SafetensorsCheckpoint(const std::filesystem::path& directory) {
   const std::filesystem::path single = directory / "model.safetensors";
   const std::filesystem::path index = directory / "model.safetensors.index.json";
@@ -221,44 +241,35 @@ void SafetensorsCheckpoint::add_shard(const std::filesystem::path& file) {
 
 void SafetensorsCheckpoint::add_indexed(const std::filesystem::path& directory,
                                         const std::filesystem::path& index) {
-  const JsonValue root = parse_json(read_text_file(index, kMaxIndexBytes), index.string());
-  const JsonValue* const member = root.find("weight_map");
-  const auto* const map = member == nullptr ? nullptr : member->as<JsonObject>();
-  if (map == nullptr || map->empty()) {
-    fail(index.string(), "weight_map must be an object that names the shard of every tensor");
+  const auto shard_of =
+      parse_safetensors_index(read_text_file(index, kMaxIndexBytes), index.string());
+  std::map<std::string_view, std::vector<std::string_view>> shards;
+  for (const auto& [tensor, shard] : shard_of) {
+    shards[shard].push_back(tensor);
   }
-  std::set<std::string> shards;
-  for (const auto& [tensor, value] : *map) {
-    const auto* const shard = value.as<std::string>();
-    // A shard is a file beside its index: a path could name any file of this machine.
-    if (shard == nullptr || shard->empty() || shard->find('/') != std::string::npos) {
-      fail(index.string(),
-           "tensor " + pocket::quoted(tensor) + ": its shard must be a file's name");
-    }
-    shards.insert(*shard);
-  }
-  for (const std::string& shard : shards) {
+  for (const auto& [shard, expected] : shards) {
     const std::filesystem::path file = directory / shard;
     if (!std::filesystem::exists(file)) {
-      fail(index.string(), "the shard " + pocket::quoted(shard) + " is missing");
+      fail(index.string(), "the shard " + pocket::quoted(shard) + " is missing; tensor " +
+                               pocket::quoted(expected.front()) + " and " +
+                               std::to_string(expected.size() - 1) + " more are in it");
     }
     const MappedFile& mapped = files_.emplace_back(file);
     for (auto& [tensor, value] : parse_safetensors(mapped.bytes(), file.string())) {
-      const auto named = map->find(tensor);
-      if (named == map->end() || *named->second.as<std::string>() != shard) {
+      const auto named = shard_of.find(tensor);
+      if (named == shard_of.end() || named->second != shard) {
         fail(file.string(),
              "tensor " + pocket::quoted(tensor) + ": the index names " +
-                 (named == map->end()
-                      ? std::string("no shard for it")
-                      : "the shard " + pocket::quoted(*named->second.as<std::string>())) +
+                 (named == shard_of.end() ? std::string("no shard for it")
+                                          : "the shard " + pocket::quoted(named->second)) +
                  "; index and shards do not belong together");
       }
       tensors_.emplace(tensor, std::move(value));
     }
   }
-  for (const auto& [tensor, value] : *map) {
+  for (const auto& [tensor, shard] : shard_of) {
     if (!tensors_.contains(tensor)) {
-      fail((directory / *value.as<std::string>()).string(),
+      fail((directory / shard).string(),
            "tensor " + pocket::quoted(tensor) +
                ": the index places it here, the file does not hold it");
     }

@@ -160,6 +160,8 @@ TEST_CASE("test_l2: index and shards must agree") {
   CHECK(
       load(R"({"a":"one.safetensors","b":"three.safetensors"})").find("'three.safetensors' is m") !=
       std::string::npos);
+  CHECK(load(R"({"a":"one.safetensors","b":"three.safetensors","c":"three.safetensors"})")
+            .find("tensor 'b' and 1 more are in it") != std::string::npos);
   CHECK(load(R"({"a":"one.safetensors"})") == "");  // a file that no tensor names is not opened
 }
 
@@ -182,6 +184,31 @@ TEST_CASE("test_l2: stale indices, by name") {
               "'c': the index places it here"));
   CHECK(names(load(R"({"weight_map":{"a":"../one.safetensors"}})"), "must be a file's name"));
   CHECK(names(load(R"({"weight_map":{}})"), "weight_map must be an object"));
+}
+
+TEST_CASE("test_l2: a truncated shard of several is refused with file, tensor and bytes") {
+  const TempDirectory directory;
+  directory.write("one.safetensors", file_of(header_of({entry("a", "F32", "[4]", 0, 16)}), 16));
+  auto cut = file_of(header_of({entry("b", "F32", "[2]", 0, 8)}), 8);
+  cut.resize(cut.size() - 3);
+  directory.write("two.safetensors", cut);
+  directory.write("model.safetensors.index.json",
+                  R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})");
+  const std::string message =
+      message_of([&] { const SafetensorsCheckpoint checkpoint(directory.path()); });
+  CAPTURE(message);
+  CHECK(message.find("two.safetensors: tensor 'b': ends at byte 8 of the data, of which the file "
+                     "has 5: it is truncated by at least 3 bytes") != std::string::npos);
+}
+
+TEST_CASE("an index's shards are names of files beside it") {
+  for (const std::string bad : {"", ".", "..", "a/b", "/etc/passwd", "a\\u0000b"}) {
+    CAPTURE(bad);
+    CHECK(message_of([&] {
+            static_cast<void>(
+                parse_safetensors_index("{\"weight_map\":{\"t\":\"" + bad + "\"}}", "i"));
+          }).find("i: tensor 't': its shard must be a file's name") == 0);
+  }
 }
 
 TEST_CASE("a directory without weights, and one with too many files") {

@@ -88,6 +88,7 @@ _ELSEWHERE = {
     "ExecuteRequest": "pocket_backend.core",
     "HealthStatus": "pocket_backend.observability.health",
     "LLM": "pocket_backend.engine.llm",
+    "PyTorchBackend": "pocket_backend.executors.torch_engine",
     "RequestStatus": "pocket_backend.core",
     "ScheduledRequest": "pocket_backend.core",
     "UnifiedEngine": "pocket_backend.engine.unified",
@@ -96,7 +97,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in __all__ and name not in _ELSEWHERE:  # PyTorchBackend needs torch
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_ELSEWHERE.get(name, "pocket_backend.api")), name)
 

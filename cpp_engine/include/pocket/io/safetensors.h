@@ -36,12 +36,20 @@ inline constexpr std::uint64_t kMaxSafetensorsHeader = 100'000'000;
 [[nodiscard]] SafetensorsMap parse_safetensors(std::span<const std::byte> bytes,
                                                std::string_view name);
 
+/// Reads an index (`model.safetensors.index.json`): the shard's file name by tensor, never empty.
+///
+/// Throws `Error(kBadFile)` if it is not JSON, has no weight_map, or a shard is not the name of a
+/// file beside the index (a path could name any file of this machine). Pure.
+[[nodiscard]] std::map<std::string, std::string, std::less<>> parse_safetensors_index(
+    std::string_view text, std::string_view name);
+
 /// The weights of a Hugging Face directory: `model.safetensors`, or the shards that
 /// `model.safetensors.index.json` names, or the only *.safetensors file there. Mapped, not read.
 ///
 /// Throws what `parse_safetensors` and `MappedFile` do, and `Error(kBadFile)` if the directory has
-/// no weights, or index and shards disagree: a shard is missing, a tensor is not in the shard that
-/// the index names, or a shard holds a tensor that the index lacks. Const and thread-safe.
+/// no weights, or index and shards disagree: a shard is missing (the message counts its tensors), a
+/// tensor is not in the shard that the index names, or a shard holds a tensor that the index lacks.
+/// Const and thread-safe.
 class SafetensorsCheckpoint {
  public:
   explicit SafetensorsCheckpoint(const std::filesystem::path& directory);
