@@ -454,6 +454,40 @@ def test_t8_a_disconnect_frees_the_slot(
         wait_until_idle(observer)
 
 
+@pytest.mark.slow
+def test_t8_a_disconnect_frees_the_slot_within_two_steps(
+    tmp_path: Path,
+) -> None:
+    """Steps are counted by the engine, while a second stream keeps it stepping. They take half a
+    second, so that what is counted is not how fast this machine passes a message on."""
+    environment = {"POCKETLLM_FAKE_OPTIONS": json.dumps({"delay_seconds": 0.5, "max_slots": 4})}
+    log = tmp_path / "server.log"
+    options = ServerOptions("fake", ports=Ports(0, 0, 0), log_file=log, environment=environment)
+    with (
+        TritonServer(options) as server,
+        RunningGateway(GatewaySettings(upstream=server.grpc_address)) as gateway,
+        Client(server.grpc_address) as observer,
+    ):
+        body = {**CHAT, "max_tokens": 4000, "stream": True}
+        stays, leaves = (open_request(gateway, PATH, body) for _ in range(2))
+        for connection in (stays, leaves):
+            read_until(connection, b'"content": "')
+        wait_until(observer, lambda stats: stats["running"] == 2)
+        before = observer.stats()["steps"]
+        leaves.close()
+        seen: list[dict[str, Any]] = []
+
+        def freed(stats: dict[str, Any]) -> bool:
+            seen.append(stats)
+            return bool(stats["running"] == 1)
+
+        wait_until(observer, freed)
+        # The step that runs when the client leaves is none of the two.
+        assert seen[-1]["steps"] - before <= 3
+        stays.close()
+        wait_until_idle(observer)
+
+
 def test_ready_and_tokenize(gateway: RunningGateway) -> None:
     assert call(gateway, "GET", "/ready").status == 200
     assert call(gateway, "POST", "/tokenize", {"prompt": "abc"}).json["tokens"] == [97, 98, 99]
