@@ -158,7 +158,7 @@ lock: $(SUPPLY)/.ready
 # CycloneDX, one document for each image's Python environment and one for this checkout's.
 sbom: $(SUPPLY)/.ready $(VENV)/.run
 	@mkdir -p build/sbom
-	@for file in requirements/image-*.txt; do \
+	@for file in $(wildcard requirements/image-*.txt); do \
 	  $(SUPPLY)/bin/cyclonedx-py requirements --output-reproducible --of JSON \
 	    -o build/sbom/$$(basename $$file .txt).cdx.json $$file || exit 1; done
 	@$(SUPPLY)/bin/cyclonedx-py environment --output-reproducible --of JSON --pyproject pyproject.toml \
