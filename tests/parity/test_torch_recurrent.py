@@ -17,7 +17,7 @@ import torch
 from tiny_checkpoints import VOCAB, Checkpoint, write_checkpoint, write_tokenizer
 
 from pocket_backend.api import EngineArgs, EngineError, ModelLoadError, SamplingParams
-from pocket_backend.core.step import ExecuteRequest
+from pocket_backend.core.step import ExecuteOutput, ExecuteRequest
 from pocket_backend.engine.llm import LLM
 from pocket_backend.engine.unified import UnifiedEngine
 from pocket_backend.executors.registry import choose_backend
@@ -133,12 +133,20 @@ def step(tokens: list[int], start: int = 0, slot: int = 0, **fields: Any) -> Exe
         tuple(tokens),
         slot,
         is_prefill=len(tokens) > 1,
-        sampling_params=SamplingParams(),
+        sampling_params=SamplingParams(logprobs=1),
         start_position=start,
         is_new=start == 0,
         block_ids=tuple(range(4 * slot, 4 * slot + 4)) if start == 0 else (),
     )
     return replace(request, **fields)
+
+
+def assert_alike(one: ExecuteOutput, other: ExecuteOutput) -> None:
+    """The same token with the same log probability: a wrong state shows in that, if not in it."""
+    assert one.token_id == other.token_id
+    assert one.logprobs is not None
+    assert other.logprobs is not None
+    assert one.logprobs.token_logprob == pytest.approx(other.logprobs.token_logprob, abs=1e-4)
 
 
 def test_a_state_is_loaded_before_its_place_is_written(qwen: Checkpoint) -> None:
@@ -150,17 +158,17 @@ def test_a_state_is_loaded_before_its_place_is_written(qwen: Checkpoint) -> None
         [whole] = backend.execute_model([step(prompt)])
         backend.execute_model([step(prompt[:16], slot=1, samples=False, state_target=0)])
         [rest] = backend.execute_model([step(prompt[16:], 16, slot=1)])
-        assert rest.token_id == whole.token_id
+        assert_alike(rest, whole)
         # Resumed in another slot over the same blocks, while a third overwrites the snapshot.
         resumed = step(
             prompt[16:], 16, slot=2, is_new=True, block_ids=(4, 8, 9, 10), state_source=0
         )
         other = step(prompts()[4][:16], slot=3, state_target=0)
         outputs = backend.execute_model([other, resumed])
-        assert outputs[1].token_id == whole.token_id
+        assert_alike(outputs[1], whole)
         # A new sequence starts from zero whatever the slot held.
         [again] = backend.execute_model([step(prompt)])
-        assert again.token_id == whole.token_id
+        assert_alike(again, whole)
     finally:
         backend.close()
 
