@@ -85,7 +85,7 @@ def serve(
             gateway = stack.enter_context(
                 GatewayProcess(server.grpc_address, host=options.host, port=gateway_port)
             )
-            say(f"OpenAI API at {gateway.url}/v1")
+            say(f"OpenAI API at {gateway.url}/v1, web console at {gateway.url}/")
         say(examples(server))
         return wait_for_interrupt(server, policy, gateway)
 
