@@ -11,12 +11,13 @@ CPP_BUILD := build/cpp-release
 CPP_SOURCES := $(shell find cpp_engine -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 CPP_STYLED := $(filter %.cpp %.h,$(CPP_SOURCES))
 
-.PHONY: help run test test-slow browser-test lint format types cpp-test py-test bench bench-smoke perf-analyzer locust chart deploy-test wheel lock sbom clean
+.PHONY: help run test test-slow browser-test lint format types cpp-test py-test bench bench-smoke perf-analyzer locust chart deploy-test docker-test wheel lock sbom clean
 
 help:
 	@echo "make run    [ONCE=1] [MODEL=/path] [BACKEND=torch] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
 	@echo "make test   lint, types, C++ tests, Python tests, Triton end to end"
 	@echo "make chart | deploy-test   Helm: render the chart's manifests; lint and validate it"
+	@echo "make docker-test   Docker: build the images and try compose.yaml on a real engine"
 	@echo "make wheel | sbom | lock   reproducible wheel, bills of materials, hashes of the images' requirements"
 	@echo "make lint | format | bench | bench-smoke | perf-analyzer | locust | test-slow | browser-test | clean"
 
@@ -75,10 +76,10 @@ cpp-test: $(VENV)/.test
 	$(BIN)/ctest --test-dir $(CPP_BUILD) --output-on-failure
 
 py-test: $(VENV)/.test $(VENV)/.engine
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not docker" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.test $(VENV)/.engine
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "slow and not docker" $(PYTEST_ARGS)
 
 $(VENV)/.browser: requirements/browser.txt $(VENV)/.test
 	@echo "installing Playwright"
@@ -164,6 +165,12 @@ sbom: $(SUPPLY)/.ready $(VENV)/.run
 	@$(SUPPLY)/bin/cyclonedx-py environment --output-reproducible --of JSON --pyproject pyproject.toml \
 	  -o build/sbom/environment.cdx.json $(BIN)/python
 	@ls build/sbom/*.json
+
+# On the engine that DOCKER_HOST names, else on a private one (root on Debian: it is installed if missing).
+docker-test: $(VENV)/.test $(VENV)/.engine
+	@$(PIP) install -r requirements/docker.txt
+	@[ -n "$$DOCKER_HOST" ] || $(BIN)/python tools/docker_engine.py install
+	$(BIN)/python -m pytest tests/docker -m "" $(PYTEST_ARGS)
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

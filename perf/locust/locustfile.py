@@ -18,6 +18,7 @@ grpc_gevent.init_gevent()  # before any channel: gRPC then waits as greenlets do
 import http.client  # noqa: E402
 import json  # noqa: E402
 import logging  # noqa: E402
+import os  # noqa: E402
 import random  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Iterable, Iterator  # noqa: E402
@@ -171,8 +172,10 @@ class OpenAiUser(StreamUser):
                 "max_tokens": tokens}  # fmt: skip
         connection = http.client.HTTPConnection(address.netloc, timeout=TIMEOUT_SECONDS)
         try:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body),
-                               {"Content-Type": "application/json"})  # fmt: skip
+            headers = {"Content-Type": "application/json"}
+            if key := os.environ.get("OPENAI_API_KEY"):
+                headers["Authorization"] = f"Bearer {key}"
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             response = connection.getresponse()
             if response.status != 200:
                 raise RuntimeError(f"status {response.status}: {response.read(300)!r}")

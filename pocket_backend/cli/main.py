@@ -86,6 +86,9 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
         )
     server.add_argument("--model-repository", type=Path, help="another model repository")
     server.add_argument("--log-file", type=Path, help="where Triton's log goes")
+    server.add_argument(
+        "--log-stderr", action="store_true", help="Triton's log to standard error, for containers"
+    )
     server.add_argument("--log-verbose", type=int, default=0, help="Triton's log level")
     server.add_argument(
         "--start-timeout", type=float, default=180.0, help="seconds until it must answer"
@@ -116,7 +119,10 @@ def _serve(options: argparse.Namespace) -> int:
     from pocket_backend.cli.serving import serve
 
     return serve(
-        server_options(options), supervision_policy(options), gateway_port=options.gateway_port
+        server_options(options),
+        supervision_policy(options),
+        gateway_port=options.gateway_port,
+        log_to_stderr=options.log_stderr,
     )
 
 

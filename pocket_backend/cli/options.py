@@ -6,6 +6,7 @@ Names follow ``vllm serve``; where llama-cli has another one, it is accepted, to
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -174,13 +175,14 @@ def add_json_option(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def model_path(given: str | None) -> str:
-    """The model to use: the given one, or the demo model that is installed.
+    """The model to use: the given one, that of ``POCKETLLM_MODEL``, or the installed demo model.
 
     Raises:
-        ConfigurationError: there is neither.
+        ConfigurationError: there is none of them.
     """
     from pocket_backend.triton.settings import find_default_model
 
+    given = given or os.environ.get("POCKETLLM_MODEL")
     if given:
         return given
     found = find_default_model()

@@ -17,8 +17,11 @@ from pocket_backend.cli.gateway import GatewayProcess
 from pocket_backend.observability.logging import configure_logging
 from pocket_backend.triton.launcher import ServerOptions, TritonServer
 from pocket_backend.triton.liveness import LivenessPolicy
+from pocket_backend.triton.log_follower import LogFollower
 from pocket_backend.triton.supervisor import RestartPolicy, SupervisionPolicy, Supervisor
 
+LOG_KEPT_BYTES = 8 << 20
+"""Of a log that was copied to standard error: what failed starts are explained from."""
 _STOP_SECONDS = 5.0
 """For Triton to end after a drain, when no request is open any more."""
 
@@ -72,14 +75,22 @@ def serve(
     policy: SupervisionPolicy | None = None,
     *,
     gateway_port: int | None = None,
+    log_to_stderr: bool = False,
 ) -> int:
     """Serve until Ctrl-C or SIGTERM, with an OpenAI gateway on ``gateway_port`` (0: a free one).
+
+    ``log_to_stderr``: Triton's log, too; without a log file of its own, it is then not kept.
 
     Raises:
         EngineError: the server failed too often.
         ConfigurationError: the server or the gateway cannot start like this.
     """
     with running_server(options) as server, contextlib.ExitStack() as stack:
+        if log_to_stderr:
+            keep = None if options.log_file is not None else LOG_KEPT_BYTES
+            stack.enter_context(
+                LogFollower(lambda: server.log_path, sys.stderr.buffer, keep_bytes=keep)
+            )
         gateway = None
         if gateway_port is not None:
             gateway = stack.enter_context(

@@ -39,8 +39,8 @@ from pocket_backend.triton.installation import (
 from pocket_backend.triton.lifeline import FILE_NAME, VARIABLE, Lifeline
 from pocket_backend.triton.ports import Ports, resolve
 from pocket_backend.triton.probes import ADMIN_HEADER, ENSEMBLE
-from pocket_backend.triton.server_log import failure_lines, load_failure, starved
-from pocket_backend.triton.settings import FAKE_MODEL
+from pocket_backend.triton.server_log import failure_lines, load_failure, read_log, starved
+from pocket_backend.triton.settings import FAKE_MODEL, resolve_model
 from pocket_backend.triton.shm import (
     check_free_space,
     clean_stale_servers,
@@ -146,6 +146,7 @@ class TritonServer:
         """
         check_python()
         check_model_file(self.options.model)
+        self._model_path()
         installation = find_triton()
         libpython_dirs = find_libpython_dirs()
         remove_stale_servers()
@@ -212,7 +213,9 @@ class TritonServer:
         package_root = str(Path(pocket_backend.__file__).parent.parent)
         environment = {**os.environ, "PYTHONPATH": package_root}
         # What an earlier start wrote stays: it says why there is another one.
-        with log_path.open("wb" if self._log_start is None else "ab") as log:
+        if self._log_start is None:  # everybody appends: LogFollower may cut what is written
+            log_path.write_bytes(b"")
+        with log_path.open("ab") as log:
             self._log_start = log.tell()
             self._guardian = subprocess.Popen(
                 [sys.executable, "-m", "pocket_backend.triton.guardian"],
@@ -275,8 +278,7 @@ class TritonServer:
         return environment
 
     def _model_path(self) -> str:
-        model = self.options.model
-        return model if model == FAKE_MODEL else str(Path(model).expanduser().resolve())
+        return resolve_model(self.options.model)
 
     def _wait_until_serving(self) -> None:
         """HTTP opens when the models are loaded, so an HTTP error soon after that is not a wait."""
@@ -326,10 +328,7 @@ class TritonServer:
         return failure_lines(self._read_log())
 
     def _read_log(self) -> str:
-        path = self.log_path
-        if path is None or not path.exists():
-            return ""
-        return path.read_bytes()[self._log_start :].decode(errors="replace")
+        return read_log(self.log_path, self._log_start or 0)
 
 
 class _StarvedError(ConfigurationError):

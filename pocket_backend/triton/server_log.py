@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<text>.+)")
 _SEVERE = re.compile(r"^[EF]\d{4} ")
@@ -10,6 +11,14 @@ _NOISE = re.compile(r"CudaDriverHelper|CUDA driver version")
 """Errors that every machine without a GPU logs."""
 _STARVED = "boost::interprocess::lock_exception"
 _MAX_LINES = 20
+
+
+def read_log(path: Path | None, start: int) -> str:
+    """The log from byte ``start``, or all of it if it was cut meanwhile; empty if there is none."""
+    if path is None or not path.exists():
+        return ""
+    data = path.read_bytes()
+    return data[start if start <= len(data) else 0 :].decode(errors="replace")
 
 
 def load_failure(log: str) -> str | None:

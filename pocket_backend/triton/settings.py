@@ -65,6 +65,26 @@ def find_default_model() -> Path | None:
     return None
 
 
+def resolve_model(model: str) -> str:
+    """The absolute path; for a folder with a GGUF file and no ``config.json``, that file's.
+
+    Raises:
+        ConfigurationError: such a folder has several GGUF files.
+    """
+    if model == FAKE_MODEL:
+        return model
+    path = Path(model).expanduser().resolve()
+    if not path.is_dir() or (path / "config.json").is_file():
+        return str(path)
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:4])
+        raise ConfigurationError(
+            f"model: {path} has {len(files)} GGUF files ({names}, ...); name one of them"
+        )
+    return str(files[0] if files else path)
+
+
 def model_tokenizer(args: EngineArgs) -> Tokenizer:
     """The tokenizer that the engine of ``args`` uses.
 

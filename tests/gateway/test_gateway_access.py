@@ -187,6 +187,8 @@ def test_real_traffic_counts_as_a_probe(upstream: FakeUpstream) -> None:
     ("argv", "message"),
     [
         (["--host", "0.0.0.0"], "--allow-unauthenticated"),
+        (["--host", "0.0.0.0", "--published-host", "0.0.0.0"], "POCKETLLM_API_KEYS"),
+        (["--published-host", "192.0.2.1"], "--published-host 192.0.2.1 would be open"),
         (["--upstream", "ftp://x"], "address: got 'ftp://x'"),
         (["--max-choices", "0"], "max_choices"),
         (["--request-timeout", "-1"], "request_timeout"),
@@ -210,6 +212,17 @@ def test_open_answers_get_the_drain_that_was_asked_for(
     monkeypatch.setattr(uvicorn.Server, "run", lambda server: started.append(server.config))
     assert main(argv) == 0
     assert [config.timeout_graceful_shutdown for config in started] == [seconds]
+
+
+def test_a_container_without_keys_may_be_published_on_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[uvicorn.Config] = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server: started.append(server.config))
+    assert main(["--host", "0.0.0.0", "--published-host", "127.0.0.1"]) == 0
+    monkeypatch.setenv("POCKETLLM_API_KEYS", entry_of("alice", "key-one"))
+    assert main(["--host", "0.0.0.0", "--published-host", "0.0.0.0"]) == 0
+    assert [config.host for config in started] == ["0.0.0.0", "0.0.0.0"]
 
 
 def test_hash_key(capsys: pytest.CaptureFixture[str]) -> None:

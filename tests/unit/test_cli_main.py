@@ -64,6 +64,9 @@ def test_no_model_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pocket_backend.triton.settings.find_default_model", lambda: None)
     with pytest.raises(ConfigurationError, match="no model given and no demo model installed"):
         options.model_path(None)
+    monkeypatch.setenv("POCKETLLM_MODEL", "/models/a.gguf")
+    assert options.model_path(None) == "/models/a.gguf"
+    assert options.model_path("b.gguf") == "b.gguf"
 
 
 def test_interrupt_is_status_130(

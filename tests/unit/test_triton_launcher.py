@@ -24,6 +24,7 @@ from pocket_backend.triton.launcher import (
 )
 from pocket_backend.triton.ports import Ports, resolve, resolve_one
 from pocket_backend.triton.server_log import clean_message, failure_lines, load_failure, starved
+from pocket_backend.triton.settings import resolve_model
 
 # --- ports ----------------------------------------------------------------------------------------
 
@@ -55,6 +56,17 @@ def test_port_in_use_names_port_and_remedy(taken: int, name: str) -> None:
 def test_bad_ports(ports: tuple[int, int, int], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Ports(*ports)
+
+
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    assert resolve_model(str(tmp_path)) == str(tmp_path / "a.gguf")
+    (tmp_path / "b.gguf").touch()
+    with pytest.raises(ConfigurationError, match=r"has 2 GGUF files \(a.gguf, b.gguf, ...\); name"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "config.json").touch()
+    assert resolve_model(str(tmp_path)) == str(tmp_path)
+    assert resolve_model("fake") == "fake"
 
 
 def test_foreign_address_is_explained() -> None:

@@ -33,11 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = _settings(options, os.environ)
         guarded = settings.api_keys or options.allow_unauthenticated
-        if not guarded and not _is_loopback(options.host):
-            raise ValueError(
-                f"--host {options.host} would be open to everybody: set API keys, or say "
-                "--allow-unauthenticated"
-            )
+        if not guarded:
+            _check_private(options)
         app = create_app(settings)
     except (OSError, ValueError) as error:
         parser.error(str(error))
@@ -73,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=9000)
+    parser.add_argument(
+        "--published-host",
+        metavar="ADDRESS",
+        help="in a container: the host's address that its port is published on, which decides "
+        "instead of --host whether API keys are needed",
+    )
     parser.add_argument("--model-name", default=default.model_name, help="id in /v1/models")
     parser.add_argument(
         "--api-keys-file", type=Path, help="lines of TENANT:sha256:HEX; see --hash-key"
@@ -153,6 +156,18 @@ def _seconds(text: str) -> int:
     if not text.isdecimal() or int(text) > 86_400:
         raise argparse.ArgumentTypeError(f"got {text!r}; must be a whole number from 0 to 86400")
     return int(text)
+
+
+def _check_private(options: argparse.Namespace) -> None:
+    """Raises ValueError unless only this machine can reach a gateway without keys."""
+    option, host = "--host", options.host
+    if options.published_host is not None:
+        option, host = "--published-host", options.published_host
+    if not _is_loopback(host):
+        raise ValueError(
+            f"{option} {host} would be open to everybody: set API keys ({KEYS_VARIABLE} or "
+            "--api-keys-file; --hash-key makes one), or say --allow-unauthenticated"
+        )
 
 
 def _is_loopback(host: str) -> bool:
