@@ -42,11 +42,12 @@ $(VENV)/.test: requirements/test.txt requirements/torch.txt $(VENV)/.run
 	@$(PIP) install --no-warn-conflicts -r requirements/test.txt
 	@touch $@
 
-# Editable: Python is used from the checkout, the compiled engine from the environment.
+# Editable: Python is used from the checkout, the compiled engine from the environment. Built where
+# the C++ tests are, so that what both need is compiled once.
 $(VENV)/.engine: $(CPP_SOURCES) pyproject.toml $(VENV)/.run
 	@tools/check_compiler.sh
 	@echo "building the C++ engine"
-	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@$(PIP) install --no-build-isolation --no-deps --config-settings=build-dir=$(CPP_BUILD) --editable .
 	@touch $@
 
 # --- serving -------------------------------------------------------------------------------------
@@ -59,7 +60,10 @@ run: $(VENV)/.engine $(if $(filter torch,$(BACKEND)),$(VENV)/.torch)
 
 # --- checks --------------------------------------------------------------------------------------
 
-test: lint types cpp-test py-test
+# Types need one core for a minute, C++ tests the other one.
+test: lint $(VENV)/.engine
+	$(MAKE) --no-print-directory -j2 --output-sync=target types cpp-test
+	$(MAKE) --no-print-directory py-test
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -69,9 +73,10 @@ lint: $(VENV)/.test
 types: $(VENV)/.test $(VENV)/.engine
 	$(BIN)/mypy
 
-cpp-test: $(VENV)/.test
+cpp-test: $(VENV)/.test $(VENV)/.engine
 	@tools/check_compiler.sh && tools/system_packages.sh
-	$(BIN)/cmake -S cpp_engine -B $(CPP_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) >/dev/null
+	$(BIN)/cmake -S cpp_engine -B $(CPP_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	  -DPOCKET_BUILD_TESTS=ON -DPOCKET_BUILD_TOOLS=ON -Wno-dev >/dev/null
 	$(BIN)/cmake --build $(CPP_BUILD)
 	$(BIN)/ctest --test-dir $(CPP_BUILD) --output-on-failure
 
