@@ -246,7 +246,8 @@ def _record_file(state: Path) -> Path:
 def _other_engines() -> bool:
     for path in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
-            if path.read_text().strip() == "dockerd":
+            # A zombie, which its parent has not waited for, has no command line.
+            if path.read_text().strip() == "dockerd" and path.with_name("cmdline").read_bytes():
                 return True
     return False
 
