@@ -34,6 +34,13 @@ def locked(request: pytest.FixtureRequest) -> Path:
     return request.param
 
 
+def test_everything_in_an_image_is_pinned_and_hashed(locked: Path) -> None:
+    found = lock.pins(locked.read_text())
+    assert found
+    bare = [name for name, (_, hashes) in found.items() if not hashes]
+    assert not bare, f"{locked.name}: no hash of {', '.join(bare)}: run `make lock`"
+
+
 def test_images_have_the_versions_that_are_tested(locked: Path) -> None:
     tested: dict[str, str] = {}
     for name in ("run", "test", "locust", "demo"):
@@ -153,6 +160,10 @@ def test_what_workflows_call_exists() -> None:
     presets = json.loads((ROOT / "cpp_engine" / "CMakePresets.json").read_text())
     tested = {preset["name"] for preset in presets["testPresets"]}
     assert set(dict(jobs())["ci.sanitizers"]["strategy"]["matrix"]["preset"]) <= tested
+
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE))
+    assert set(dict(jobs())["images.build"]["strategy"]["matrix"]["target"]) <= stages
 
 
 def test_githubs_schema() -> None:
