@@ -59,7 +59,7 @@ class EngineArgs:
     precision: str = "int8"
     """int8: activations quantised for integer kernels; f32: the exact float path."""
     threads: int = 0
-    """Compute threads; 0: the CPUs in this process's affinity mask."""
+    """Compute threads; 0: the CPUs in this process's affinity mask, within a container's quota."""
     max_queue: int = 1024
     """Requests that may wait; more are refused with OverloadedError."""
     enable_prefix_caching: bool = True

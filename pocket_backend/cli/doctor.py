@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -16,12 +17,12 @@ from pathlib import Path
 from pocket_backend.api import EngineArgs
 from pocket_backend.api.errors import ConfigurationError, ModelLoadError, PocketLLMError
 from pocket_backend.cli import gateway
+from pocket_backend.executors.cpu_quota import cpu_quota, quota_threads
 from pocket_backend.triton import installation, ports, shm
 from pocket_backend.triton.launcher import check_model_file, find_model_repository
 from pocket_backend.triton.settings import FAKE_MODEL
 
 _PORTS = ports.Ports()
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _EXTRAS = {
     "gateway": gateway.PACKAGES,
     "torch": ("torch", "transformers"),
@@ -38,17 +39,25 @@ Check = Callable[[], str]
 """Returns what it found; raises a PocketLLMError with the remedy if that cannot work."""
 
 
-def doctor(model: str | None) -> int:
-    """Print every check; 1 if one failed."""
-    failed = 0
+def doctor(model: str | None, *, as_json: bool = False) -> int:
+    """Print every check; 1 if one failed.
+
+    As JSON: ``{"ok": bool, "checks": [{"name", "verdict", "detail"}]}``, with the verdicts of the
+    text in small letters.
+    """
+    found = []
     for name, check in _checks(model):
         try:
             detail = check()
             verdict = "note" if isinstance(detail, Note) else "ok"
         except PocketLLMError as error:
             verdict, detail = "FAIL", str(error)
-            failed += 1
-        print(f"{verdict:4}  {name:18} {detail}")
+        found.append({"name": name, "verdict": verdict.lower(), "detail": str(detail)})
+        if not as_json:
+            print(f"{verdict:4}  {name:18} {detail}")
+    failed = any(item["verdict"] == "fail" for item in found)
+    if as_json:
+        print(json.dumps({"ok": not failed, "checks": found}, ensure_ascii=False, indent=2))
     return 1 if failed else 0
 
 
@@ -103,24 +112,13 @@ def _native() -> str:
 def _processors() -> str:
     """What the engine's threads get: the affinity mask, and a container's quota."""
     allowed = len(os.sched_getaffinity(0))
-    quota = cpu_quota(_CPU_QUOTA)
-    if quota is not None and quota < allowed:
-        threads = max(1, int(quota))
+    if threads := quota_threads():
         return Note(
-            f"{allowed}, but this container may use only {quota:g}: pass --threads {threads}"
+            f"{allowed}, of which this container may use {cpu_quota():g}: {threads} compute threads"
         )
     if allowed == 1:
         return Note("1: the engine shares it with Triton; answers will be slow")
     return f"{allowed} of {os.cpu_count()}"
-
-
-def cpu_quota(path: Path) -> float | None:
-    """Processors that a control group (version 2) may use; None: no limit, or not known."""
-    try:
-        quota, period = path.read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return None
-    return int(quota) / int(period) if quota.isdigit() else None
 
 
 def _memory() -> str:

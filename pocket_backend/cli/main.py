@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="check whether this machine can serve")
     doctor.add_argument("--model", help="a GGUF file (default: the installed demo model)")
+    doctor.add_argument("--json", action="store_true", help="the checks as one JSON object")
     doctor.set_defaults(run=_doctor)
     return parser
 
@@ -141,7 +142,7 @@ def _demo(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from pocket_backend.cli.doctor import doctor
 
-    return doctor(options.model)
+    return doctor(options.model, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from pocket_backend.executors.base import BackendExecutor
 from pocket_backend.executors.cpp_options import BLOCK_SIZE, CppEngineOptions, available_memory
 from pocket_backend.executors.cpp_prompt_logprobs import PromptScorer, read_logprobs
 from pocket_backend.executors.cpp_sampling import SlotEdits
+from pocket_backend.executors.cpu_quota import quota_threads
 
 if TYPE_CHECKING:
     from pocket_backend.api import EngineArgs
@@ -92,7 +93,7 @@ class CppEngineBackend(BackendExecutor):
                 max_context=context,
                 kv_dtype=options.native_kv_dtype,
                 precision=options.precision,
-                threads=options.threads,
+                threads=options.threads or quota_threads(),
                 isa=options.isa,
                 weights=None if options.weights == "auto" else options.weights,
             )

@@ -18,6 +18,7 @@ from pocket_backend.api import ConfigurationError, EngineError, PocketLLMError
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
 from pocket_backend.executors.base import BackendExecutor
 from pocket_backend.executors.cpp_options import available_memory
+from pocket_backend.executors.cpu_quota import quota_threads
 from pocket_backend.executors.slot_tables import SlotTables
 from pocket_backend.executors.state_options import default_snapshots, snapshot_interval
 from pocket_backend.executors.torch_attention import STEP_KEYWORD, PagedAttender
@@ -66,8 +67,9 @@ class PyTorchBackend(BackendExecutor):
     ) -> None:
         if not isinstance(options, TorchOptions):
             options = TorchOptions.from_mapping(options or {})
-        if options.threads:
-            torch.set_num_threads(options.threads)
+        threads = options.threads or quota_threads()
+        if threads:
+            torch.set_num_threads(threads)
         loaded = load_model(Path(path).expanduser(), options)
         self._model: Any = loaded.model
         self._device, self._dtype = loaded.device, loaded.dtype

@@ -50,7 +50,8 @@ class TorchOptions:
     """KV blocks of 16 tokens. None: from ``kv_cache_tokens``, else what the device has room for."""
     kv_cache_tokens: int | None = None
     threads: int = 0
-    """Compute threads of the whole process, since torch has one pool; 0: as torch chooses."""
+    """Compute threads of the whole process, since torch has one pool; 0: as torch
+    chooses, within a container's CPU quota."""
     trust_remote_code: bool = False
     """Whether Python code inside the model's directory may run."""
     max_state_snapshots: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -121,14 +122,15 @@ def test_doctor_notes_what_is_in_use_or_not_installed(
                for line in notes)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "quota"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None)]
-)
-def test_doctor_reads_a_containers_quota(tmp_path: Path, text: str, quota: float | None) -> None:
-    file = tmp_path / "cpu.max"
-    file.write_text(text)
-    assert doctor.cpu_quota(file) == quota
-    assert doctor.cpu_quota(tmp_path / "nowhere") is None
+def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.doctor("/nowhere.gguf", as_json=True) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    verdicts = {item["name"]: item["verdict"] for item in report["checks"]}
+    assert verdicts["model"] == "fail"
+    assert verdicts["numpy"] == "ok"
+    (model,) = (item for item in report["checks"] if item["name"] == "model")
+    assert "/nowhere.gguf" in model["detail"]
 
 
 def test_a_gateway_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
