@@ -22,11 +22,11 @@ from triton_clients import (
     control,
     generate,
     generate_stream,
-    grpc,
     grpc_stream,
     processes_mentioning,
     wait_for,
 )
+from triton_models import load_all, unload_all
 
 from pocket_backend.triton.installation import find_libpython_dirs, find_triton
 from pocket_backend.triton.launcher import (
@@ -36,7 +36,6 @@ from pocket_backend.triton.launcher import (
     find_model_repository,
 )
 from pocket_backend.triton.ports import Ports, resolve
-from pocket_backend.triton.probes import ADMIN_HEADER
 from pocket_backend.triton.shm import SHM_DIR
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,10 +89,6 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
-
-
-def stubs_of(server: TritonServer) -> list[str]:
-    return [line for line in processes_mentioning(server.server_id) if "stub" in line[:120]]
 
 
 def state_of(pid: int) -> str:
@@ -295,28 +290,6 @@ def test_unload_and_reload_after_streaming(fake_server: TritonServer) -> None:
         load_all(fake_server)
         assert generate(fake_server.http_url, body).text == expected
     wait_for(lambda: at_baseline(control(fake_server.http_url, {"stats": True})), what="baseline")
-
-
-def unload_all(server: TritonServer) -> None:
-    """Returns when the models are unloaded and their processes have ended."""
-    header = {f"triton-grpc-protocol-{ADMIN_HEADER}": server.admin_key}
-    with grpc.InferenceServerClient(server.grpc_address) as client:
-        for name in ("pocketllm", *MODELS):
-            client.unload_model(name, headers=header)
-        wait_for(lambda: _states(client, header) == {"UNAVAILABLE"}, what="models unloaded")
-    wait_for(lambda: stubs_of(server) == [], what="their processes ended")
-
-
-def load_all(server: TritonServer) -> None:
-    header = {f"triton-grpc-protocol-{ADMIN_HEADER}": server.admin_key}
-    with grpc.InferenceServerClient(server.grpc_address) as client:
-        for name in (*MODELS, "pocketllm"):
-            client.load_model(name, headers=header)
-
-
-def _states(client: grpc.InferenceServerClient, header: dict[str, str]) -> set[str]:
-    index = client.get_model_repository_index(headers=header)
-    return {model.state for model in index.models}
 
 
 def test_metrics(fresh_server: TritonServer) -> None:
