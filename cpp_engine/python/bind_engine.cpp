@@ -170,6 +170,22 @@ class PyEngine {
     open_engine().copy_blocks(sources, targets);
   }
 
+  void save_states(const py::object& slots, const py::object& snapshots) {
+    const auto sources = view<std::int32_t>(slots, "slots");
+    const auto targets = view<std::int32_t>(snapshots, "snapshots");
+    const py::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    open_engine().save_states(sources, targets);
+  }
+
+  void load_states(const py::object& snapshots, const py::object& slots) {
+    const auto sources = view<std::int32_t>(snapshots, "snapshots");
+    const auto targets = view<std::int32_t>(slots, "slots");
+    const py::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    open_engine().load_states(sources, targets);
+  }
+
   void close() {
     const py::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
@@ -283,11 +299,13 @@ std::unique_ptr<PyEngine> make_engine(const std::filesystem::path& model, std::s
                                       std::size_t max_context, const std::string& kv_dtype,
                                       const std::string& precision, std::size_t threads,
                                       const std::optional<std::string>& isa,
-                                      const std::optional<std::string>& weights) {
+                                      const std::optional<std::string>& weights,
+                                      std::size_t state_snapshots) {
   EngineOptions options{.num_blocks = num_blocks,
                         .max_sequences = max_sequences,
                         .max_batch_tokens = max_batch_tokens,
                         .max_context = max_context,
+                        .state_snapshots = state_snapshots,
                         .kv_dtype = parse_kv_dtype(kv_dtype),
                         .precision = parse_precision(precision),
                         .weights = parse_weights(weights),
@@ -346,7 +364,8 @@ void bind_engine(py::module_& m) {
       .def(py::init(&make_engine), py::arg("model"), py::kw_only(), py::arg("num_blocks"),
            py::arg("max_sequences") = 16, py::arg("max_batch_tokens") = 512,
            py::arg("max_context") = 0, py::arg("kv_dtype") = "f16", py::arg("precision") = "int8",
-           py::arg("threads") = 0, py::arg("isa") = py::none(), py::arg("weights") = py::none())
+           py::arg("threads") = 0, py::arg("isa") = py::none(), py::arg("weights") = py::none(),
+           py::arg("state_snapshots") = 0)
       .def("step", &PyEngine::step, kStepDoc, py::kw_only(), py::arg("token_ids"),
            py::arg("positions"), py::arg("sequence_offsets"), py::arg("block_tables"),
            py::arg("table_rows"), py::arg("logits_rows"), py::arg("temperature"), py::arg("top_k"),
@@ -360,6 +379,14 @@ void bind_engine(py::module_& m) {
       .def("copy_blocks", &PyEngine::copy_blocks,
            "Copy whole KV blocks, pair by pair in order; int32 arrays of equal length.",
            py::arg("from_blocks"), py::arg("to_blocks"))
+      .def("save_states", &PyEngine::save_states,
+           "Copy the recurrent states of slots into snapshots, pair by pair; int32 arrays of equal "
+           "length.",
+           py::arg("slots"), py::arg("snapshots"))
+      .def("load_states", &PyEngine::load_states,
+           "Copy snapshots of recurrent states into slots, pair by pair; int32 arrays of equal "
+           "length.",
+           py::arg("snapshots"), py::arg("slots"))
       .def("close", &PyEngine::close, "Free weights and KV memory; later calls raise.")
       .def_property_readonly(
           "model_info",
@@ -370,6 +397,11 @@ void bind_engine(py::module_& m) {
                              [](PyEngine& self) {
                                return self.read([](const Engine& e) { return e.kv_cache_bytes(); });
                              })
+      .def_property_readonly(
+          "state_store_bytes",
+          [](PyEngine& self) {
+            return self.read([](const Engine& e) { return e.state_store_bytes(); });
+          })
       .def_property_readonly(
           "workspace_bytes",
           [](PyEngine& self) {

@@ -111,8 +111,8 @@ void bind_qwen_engine(py::module_& m) {
   py::class_<QwenEngine, InferenceEngine> type(m, "QwenEngine", R"(Sequences in numbered slots.
 
 QwenEngine(checkpoint_dir, options, layer_count=0, max_context=8192): a GGUF file or a Hugging Face
-directory of any architecture that the engine runs. layer_count: 0, or at least the model's layers;
-max_context is cut to what the model can do.
+directory of any architecture that the engine runs, but none with recurrent state. layer_count:
+0, or at least the model's layers; max_context is cut to what the model can do.
 
 prefill(token_ids, slot_id) needs an empty slot, decode_step(token_id, slot_id) a prefilled one;
 both give a QwenForwardResult. Methods from any thread, without the GIL while computing.

@@ -22,6 +22,8 @@ py::dict model_info(const ModelInfo& info) {
   d["ffn"] = info.ffn;
   d["vocab"] = info.vocab;
   d["context"] = info.context;
+  d["attention_layers"] = info.attention_layers;
+  d["state_bytes"] = info.state_bytes;
   d["tokenizer_tokens"] = info.tokenizer_tokens;
   d["eos_token_ids"] = info.eos_token_ids;
   d["parameter_count"] = info.parameter_count;

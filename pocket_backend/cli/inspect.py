@@ -48,6 +48,8 @@ class Verdict:
     reason: str
     kv_bytes_per_token: int | None = None
     """As that backend stores them; None if it does not say before it loads."""
+    state_bytes: int = 0
+    """Recurrent state of one sequence, beside its KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class MemoryNeed:
     weights: int | None
     kv_per_token: int | None
     kv: int | None
+    state: int
+    """Recurrent states of all sequences, without snapshots."""
     process: int
     total: int | None
     available: int | None
@@ -102,7 +106,8 @@ def judge(args: EngineArgs) -> Verdict:
 
             info = inspect_model(args.model_path(), args.kv_cache_dtype)
             reason = f"the C++ engine knows architecture {info['architecture']!r} and its formats"
-            return Verdict(name, reason, info["kv_bytes_per_block"] // BLOCK_SIZE)
+            kv_bytes = info["kv_bytes_per_block"] // BLOCK_SIZE
+            return Verdict(name, reason, kv_bytes, info["state_bytes"])
     except PocketLLMError as error:
         return Verdict(None, str(error))
     missing = [
@@ -127,9 +132,10 @@ def memory_need(
     if per_token is None:
         per_token = model.shape.kv_bytes_per_token(_KV_BYTES[args.kv_cache_dtype])
     kv = None if per_token is None or context is None else per_token * context * batch
-    total = None if kv is None or weights is None else weights + kv + _PROCESS_BYTES
+    state = verdict.state_bytes * batch
+    total = None if kv is None or weights is None else weights + kv + state + _PROCESS_BYTES
     return MemoryNeed(
-        context, batch, weights, per_token, kv, _PROCESS_BYTES, total, available_memory()
+        context, batch, weights, per_token, kv, state, _PROCESS_BYTES, total, available_memory()
     )
 
 
@@ -201,8 +207,12 @@ def _memory(memory: MemoryNeed) -> str:
     if memory.available is not None:
         room = console.amount(memory.available)
         fits = f"; {room} are free" + ("" if memory.total <= memory.available else ": too little")
+    state = ""
+    if memory.state:
+        each = console.amount(memory.state // memory.batch)
+        state = f"recurrent state {console.amount(memory.state)} ({memory.batch} x {each}), "
     return (
         f"about {console.amount(memory.total)}: weights {console.amount(memory.weights)}, KV cache "
         f"{console.amount(memory.kv)} ({memory.batch} x {memory.context} tokens of "
-        f"{memory.kv_per_token} bytes), process {console.amount(memory.process)}{fits}"
+        f"{memory.kv_per_token} bytes), {state}process {console.amount(memory.process)}{fits}"
     )

@@ -28,6 +28,7 @@ from pocket_backend.executors.base import BackendExecutor
 from pocket_backend.executors.cpp_options import BLOCK_SIZE, CppEngineOptions, available_memory
 from pocket_backend.executors.cpp_prompt_logprobs import PromptScorer, read_logprobs
 from pocket_backend.executors.cpp_sampling import SlotEdits
+from pocket_backend.executors.cpp_states import SlotStates, pool_sizes
 from pocket_backend.executors.cpu_quota import quota_threads
 
 if TYPE_CHECKING:
@@ -84,10 +85,11 @@ class CppEngineBackend(BackendExecutor):
         try:
             info = native.inspect_model(path, kv_dtype=options.native_kv_dtype)
             context = _context(options, info["context"])
-            num_blocks = options.blocks(context, info["kv_bytes_per_block"], available_memory())
+            sizes = pool_sizes(options, context, info, available_memory())
             self._engine = native.Engine(
                 path,
-                num_blocks=num_blocks,
+                num_blocks=sizes.blocks,
+                state_snapshots=sizes.snapshots,
                 max_sequences=options.max_batch_size,
                 max_batch_tokens=options.max_batch_tokens,
                 max_context=context,
@@ -102,7 +104,7 @@ class CppEngineBackend(BackendExecutor):
         self.model_info: Mapping[str, Any] = self._engine.model_info
         tokens = self.model_info["tokenizer_tokens"] or self.model_info["vocab"]
         self._memory = MemoryInfo(
-            num_blocks=num_blocks,
+            num_blocks=sizes.blocks,
             block_size=BLOCK_SIZE,
             max_slots=options.max_batch_size,
             max_context=context,
@@ -111,7 +113,11 @@ class CppEngineBackend(BackendExecutor):
             kv_cache_bytes=self._engine.kv_cache_bytes,
             weight_bytes=self.model_info["weight_bytes"],
             workspace_bytes=self._engine.workspace_bytes,
+            state_bytes=self.model_info["state_bytes"],
+            num_state_snapshots=sizes.snapshots,
+            state_snapshot_interval=sizes.snapshot_interval,
         )
+        self._states = SlotStates(native, self._engine) if self._memory.state_bytes else None
         self._tables = np.full(
             (options.max_batch_size, -(-context // BLOCK_SIZE)), _NO_BLOCK, dtype=np.int32
         )
@@ -157,6 +163,10 @@ class CppEngineBackend(BackendExecutor):
         return self._memory
 
     def supports_feature(self, feature: str) -> bool:
+        if feature == "recurrent_state":
+            return self._states is not None
+        if feature == "block_copies" and self._states is not None:
+            return False  # a copied block comes without the state that goes with it
         return feature in _FEATURES
 
     @property
@@ -180,11 +190,15 @@ class CppEngineBackend(BackendExecutor):
         return str(self._engine.isa)
 
     def execute_model(self, requests: Sequence[ExecuteRequest]) -> Sequence[ExecuteOutput]:
-        """See ``BackendExecutor``. Makes one native call (and one more if blocks are copied)."""
+        """See ``BackendExecutor``. Makes one native call, and one more each if blocks are copied,
+        and recurrent states loaded or saved.
+        """
         if not requests:
             return []
         self._check_step(requests)
         self._copy_blocks(requests)
+        if self._states is not None:
+            self._states.load(requests)
         edits = self._edits
         for request in requests:
             if request.is_new:
@@ -208,6 +222,8 @@ class CppEngineBackend(BackendExecutor):
             )
         except self._native.EngineError as error:
             raise EngineError(f"step of {len(requests)} sequences: {error}") from error
+        if self._states is not None:
+            self._states.save(requests)
         outputs = _outputs(requests, tokens.tolist(), logprobs)
         for index, row, count in scored:
             top = requests[index].sampling_params.prompt_logprobs or 0

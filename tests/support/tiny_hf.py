@@ -51,12 +51,16 @@ def randomise(model: Any, seed: int) -> None:
     def normal(values: torch.Tensor, scale: float) -> None:
         values.normal_(0.0, scale, generator=generator)
 
-    zero_centred = "gemma" in model.config.model_type
+    kind = model.config.model_type
+    zero_centred = "gemma" in kind or "qwen3_5" in kind
     with torch.no_grad():
         for name, values in model.named_parameters():
             if "norm" in name:
                 normal(values, 0.1)
-                values += 0.0 if zero_centred else 1.0
+                values += 0.0 if zero_centred and "linear_attn.norm" not in name else 1.0
+            elif "A_log" in name:  # memories of a few to some hundred tokens
+                normal(values, 1.0)
+                values -= 3.0
             elif values.ndim == 1:
                 normal(values, 0.5)
             elif "embed" in name:

@@ -4,6 +4,7 @@
 // clang-format off
 #include "vec16_avx512-inl.h"
 #include "vector_kernels-inl.h"
+#include "delta_rule-inl.h"
 #include "int_lanes_avx512-inl.h"
 #include "attention-inl.h"
 #include "attention_int8-inl.h"
@@ -38,6 +39,11 @@ const KernelTable& avx512_table() noexcept {
       .rms_norm_quantise = rms_norm_quantise,
       .silu_mul_quantise = silu_mul_quantise,
       .gelu_mul_quantise = gelu_mul_quantise,
+      .sigmoid_mul = sigmoid_mul,
+      .causal_conv_silu = causal_conv_silu,
+      .l2_normalise = l2_normalise,
+      .delta_gates = delta_gates,
+      .delta_rule = delta_rule,
   };
   return kTable;
 }

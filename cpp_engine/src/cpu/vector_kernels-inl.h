@@ -78,14 +78,19 @@ void gelu_mul(const float* gate, const float* up, std::size_t n, float* out) {
   map(gate, up, n, out, [](const Vec& g, const Vec& u) { return gelu_times(g, u); });
 }
 
-/// 1 / sqrt(mean(x^2) + eps)
-float inverse_rms(const float* x, std::size_t n, float eps) {
+/// Sum of x^2 in 16 strided partial sums.
+float sum_of_squares(const float* x, std::size_t n) {
   Vec sum = zero();
   const auto accumulate = [&](const Vec& v) { sum = fma(v, v, sum); };
   for_lanes(
       n, [&](std::size_t i) { accumulate(load(x + i)); },
       [&](std::size_t i, std::size_t count) { accumulate(load_first(x + i, count)); });
-  const float mean = reduce_add(sum) / static_cast<float>(n);
+  return reduce_add(sum);
+}
+
+/// 1 / sqrt(mean(x^2) + eps)
+float inverse_rms(const float* x, std::size_t n, float eps) {
+  const float mean = sum_of_squares(x, n) / static_cast<float>(n);
   return 1.0f / square_root(mean + eps);
 }
 

@@ -20,6 +20,9 @@ namespace pocket {
 [[nodiscard]] std::unique_ptr<Model> make_gemma3(const WeightSource& source,
                                                  const ModelOptions& options);
 [[nodiscard]] ModelInfo describe_gemma3(const WeightSource& source);
+[[nodiscard]] std::unique_ptr<Model> make_qwen35(const WeightSource& source,
+                                                 const ModelOptions& options);
+[[nodiscard]] ModelInfo describe_qwen35(const WeightSource& source);
 
 /// The assembly that they share: `config` says what its blocks have.
 [[nodiscard]] std::unique_ptr<Model> make_decoder(const WeightSource& source,

@@ -104,6 +104,12 @@ DecoderConfig read_decoder_config(const WeightSource& source) {
   return config;
 }
 
+StateShape DecoderConfig::state_shape() const {
+  return {.layers = recurrent_count(),
+          .conv_floats = delta.taps == 0 ? 0 : (delta.taps - 1) * delta.mixed_width(),
+          .memory_floats = delta.value_heads * delta.key_dim * delta.value_dim};
+}
+
 ModelInfo describe_decoder(const WeightSource& source, const DecoderConfig& config) {
   ModelInfo info{.architecture = source.architecture(),
                  .layers = config.layers,
@@ -114,6 +120,8 @@ ModelInfo describe_decoder(const WeightSource& source, const DecoderConfig& conf
                  .ffn = config.ffn,
                  .vocab = config.vocab,
                  .context = config.context,
+                 .attention_layers = config.attention_count(),
+                 .state_bytes = state_bytes(config.state_shape()),
                  .tokenizer_tokens = source.tokenizer_tokens(),
                  .eos_token_ids = source.eos_token_ids()};
   for (const std::string& name : source.tensor_names()) {

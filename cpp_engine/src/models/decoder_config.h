@@ -1,10 +1,12 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "pocket/kv/state_store.h"
 #include "pocket/models/model_info.h"
 #include "pocket/models/weight_source.h"
 #include "rope_config.h"
@@ -13,6 +15,26 @@ namespace pocket {
 
 /// What multiplies a gated MLP's second branch.
 enum class Activation : std::uint8_t { kSilu, kGelu };  // kGelu: its tanh form
+
+/// Sizes of Gated DeltaNet layers (layers/gated_delta_net.h).
+struct DeltaNetConfig {
+  std::size_t key_heads = 0;
+  std::size_t value_heads = 0;  ///< a multiple of key_heads
+  std::size_t key_dim = 0;      ///< of a head
+  std::size_t value_dim = 0;
+  std::size_t taps = 0;  ///< of the convolution
+  /// Value heads of one key head follow each other; else they are key_heads apart.
+  bool grouped = true;
+
+  [[nodiscard]] std::size_t group() const noexcept { return value_heads / key_heads; }
+  [[nodiscard]] std::size_t key_width() const noexcept { return key_heads * key_dim; }
+  [[nodiscard]] std::size_t value_width() const noexcept { return value_heads * value_dim; }
+  /// q, k and v of a row.
+  [[nodiscard]] std::size_t mixed_width() const noexcept { return 2 * key_width() + value_width(); }
+  [[nodiscard]] std::size_t value_head(std::size_t key_head, std::size_t index) const noexcept {
+    return grouped ? key_head * group() + index : index * key_heads + key_head;
+  }
+};
 
 /// Hyper-parameters of a decoder-only transformer with grouped-query attention and a gated MLP.
 struct DecoderConfig {
@@ -35,12 +57,27 @@ struct DecoderConfig {
   bool qkv_bias = false;    ///< q, k and v have biases
   bool qk_norm = false;     ///< every head of q and k is normalised before it rotates
   bool post_norms = false;  ///< outputs of attention and MLP are normalised before they are added
+  bool attention_gate = false;  ///< attention's output is multiplied by a sigmoid of q's other half
   Activation activation = Activation::kSilu;
   float embedding_scale = 1.0F;
+  std::vector<bool> recurrent_layers;  ///< [layers]: Gated DeltaNet instead of attention; or empty
+  DeltaNetConfig delta;
+  std::size_t extra_layers = 0;  ///< of the file, behind `layers`, that are not computed
 
   [[nodiscard]] std::size_t query_width() const noexcept { return heads * head_dim; }
   [[nodiscard]] std::size_t kv_width() const noexcept { return kv_heads * head_dim; }
   [[nodiscard]] std::size_t group() const noexcept { return heads / kv_heads; }
+  [[nodiscard]] bool recurrent(std::size_t layer) const {
+    return !recurrent_layers.empty() && recurrent_layers[layer];
+  }
+  [[nodiscard]] std::size_t recurrent_count() const {
+    return static_cast<std::size_t>(
+        std::count(recurrent_layers.begin(), recurrent_layers.end(), true));
+  }
+  /// Layers with a KV cache.
+  [[nodiscard]] std::size_t attention_count() const { return layers - recurrent_count(); }
+  /// The shape of one slot's recurrent state.
+  [[nodiscard]] StateShape state_shape() const;
   [[nodiscard]] bool slides(std::size_t layer) const {
     return sliding_layers.empty() || sliding_layers[layer];
   }

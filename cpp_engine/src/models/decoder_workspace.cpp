@@ -1,8 +1,64 @@
 #include "decoder_workspace.h"
 
+#include <algorithm>
+
 #include "layers/linear.h"
 
 namespace pocket {
+namespace {
+
+// Arrays of Gated DeltaNet layers, before and after allocation; nothing without such layers.
+class DeltaNetPlan {
+ public:
+  DeltaNetPlan(BufferPlan& plan, const DecoderConfig& config, std::size_t tokens,
+               std::size_t threads, InputForm inner)
+      : used_(config.recurrent_count() > 0) {
+    if (!used_) {
+      return;
+    }
+    const DeltaNetConfig& delta = config.delta;
+    gate_stride_ = (delta.value_heads + kPanelRows - 1) / kPanelRows * kPanelRows;
+    window_floats_ = (delta.taps - 1) * std::max(delta.key_dim, delta.value_dim);
+    mixed_ = plan.add<float>(tokens * delta.mixed_width());
+    gate_ = plan.add<float>(tokens * delta.value_width());
+    decay_ = plan.add<float>(tokens * gate_stride_);
+    strength_ = plan.add<float>(tokens * gate_stride_);
+    out_ = plan.add<float>(tokens * delta.value_width());
+    output_ = ActivationsPlan(plan, tokens, delta.value_width(),
+                              {.quantised = inner.quantised, .half_sums = inner.half_sums});
+    window_ = plan.add<float>(threads * window_floats_);
+  }
+
+  [[nodiscard]] DeltaNetBuffers bind(AlignedBuffer& arena) const {
+    DeltaNetBuffers buffers;
+    if (!used_) {
+      return buffers;
+    }
+    const auto floats = [&arena](std::size_t offset) {
+      return arena.view<float>(offset, 1).data();
+    };
+    buffers.mixed = floats(mixed_);
+    buffers.gate = floats(gate_);
+    buffers.decay = floats(decay_);
+    buffers.strength = floats(strength_);
+    buffers.gate_stride = gate_stride_;
+    buffers.out = floats(out_);
+    buffers.output = output_.bind(arena);
+    buffers.output.values = buffers.out;
+    buffers.window = window_floats_ > 0 ? floats(window_) : nullptr;
+    buffers.window_floats = window_floats_;
+    return buffers;
+  }
+
+ private:
+  bool used_;
+  std::size_t mixed_ = 0, gate_ = 0, decay_ = 0, strength_ = 0, out_ = 0, window_ = 0;
+  std::size_t gate_stride_ = 0;
+  std::size_t window_floats_ = 0;
+  ActivationsPlan output_;
+};
+
+}  // namespace
 
 DecoderWorkspace::DecoderWorkspace(const DecoderConfig& config, const ModelOptions& options,
                                    const Forms& forms, std::size_t logits_stride) {
@@ -18,12 +74,14 @@ DecoderWorkspace::DecoderWorkspace(const DecoderConfig& config, const ModelOptio
   const std::size_t branch_at = plan.add<float>(config.post_norms ? tokens * config.hidden : 0);
   const ActivationsPlan input_plan(plan, tokens, config.hidden, forms.block_input);
   const std::size_t query_at = plan.add<float>(query_floats);
+  const std::size_t query_gate_at = plan.add<float>(config.attention_gate ? query_floats : 0);
   const std::size_t key_at = plan.add<float>(kv_floats);
   const std::size_t value_at = plan.add<float>(kv_floats);
   const std::size_t out_at = plan.add<float>(query_floats);
   const ActivationsPlan attention_plan(
       plan, tokens, config.query_width(),
       {.quantised = forms.attention_inner.quantised, .half_sums = forms.attention_inner.half_sums});
+  const DeltaNetPlan delta_plan(plan, config, tokens, threads, forms.delta_inner);
   const ActivationsPlan mlp_plan(plan, tokens, config.ffn, forms.mlp_inner);
   const ActivationsPlan head_plan(plan, options.max_logits_rows, config.hidden, forms.head_input);
   const std::size_t logits_at = plan.add<float>(options.max_logits_rows * logits_stride);
@@ -36,12 +94,14 @@ DecoderWorkspace::DecoderWorkspace(const DecoderConfig& config, const ModelOptio
   branch = config.post_norms ? floats(branch_at) : nullptr;
   input = input_plan.bind(arena_);
   attention.query = floats(query_at);
+  attention.gate = config.attention_gate ? floats(query_gate_at) : nullptr;
   attention.key = floats(key_at);
   attention.value = floats(value_at);
   attention.out = floats(out_at);
   attention.output = attention_plan.bind(arena_);
   attention.output.values = attention.out;
   attention.scratch = floats(attention_scratch_at);
+  delta = delta_plan.bind(arena_);
   mlp_inner = mlp_plan.bind(arena_);
   head_input = head_plan.bind(arena_);
   logits = floats(logits_at);

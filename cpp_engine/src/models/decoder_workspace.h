@@ -4,6 +4,7 @@
 
 #include "compute.h"
 #include "decoder_config.h"
+#include "layers/gated_delta_net.h"
 #include "layers/paged_attention.h"
 #include "pocket/base/aligned_buffer.h"
 #include "pocket/models/model.h"
@@ -17,6 +18,7 @@ class DecoderWorkspace {
   struct Forms {
     InputForm block_input{};      ///< of attention and MLP: [tokens, hidden]
     InputForm attention_inner{};  ///< [tokens, query_width]
+    InputForm delta_inner{};      ///< [tokens, delta.value_width]
     InputForm mlp_inner{};        ///< [tokens, ffn]
     InputForm head_input{};       ///< [logits rows, hidden]
   };
@@ -28,6 +30,7 @@ class DecoderWorkspace {
   void set_rows(std::size_t rows) noexcept {
     input.set_rows(rows);
     attention.output.set_rows(rows);
+    delta.output.set_rows(rows);
     mlp_inner.set_rows(rows);
   }
 
@@ -37,6 +40,7 @@ class DecoderWorkspace {
   float* branch;      ///< [tokens, hidden] with `post_norms`: the output of attention or MLP alone
   Activations input;  ///< normalised input of a block
   AttentionBuffers attention;
+  DeltaNetBuffers delta;  ///< null without recurrent layers
   Activations mlp_inner;
   Activations head_input;
   float* logits;          ///< [logits rows, logits_stride]

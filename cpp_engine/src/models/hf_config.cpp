@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "hf_fields.h"
+#include "hf_hybrid_config.h"
 #include "pocket/base/error.h"
 #include "pocket/base/quoted.h"
 
@@ -21,7 +22,7 @@ struct Family {
 // model_type of config.json -> the registry's (GGUF's) name.
 constexpr std::array kFamilies{
     Family{"gemma3_text", "gemma3"}, Family{"llama", "llama"}, Family{"mistral", "llama"},
-    Family{"qwen2", "qwen2"},        Family{"qwen3", "qwen3"},
+    Family{"qwen2", "qwen2"},        Family{"qwen3", "qwen3"}, Family{"qwen3_5_text", "qwen35"},
 };
 
 bool is_gemma3(const HfConfig& config) {
@@ -142,6 +143,9 @@ void read_sliding_rope(const Fields& fields, const Fields& parameters, HfConfig&
 void read_rope(const Fields& fields, HfConfig& config) {
   double base = fields.number("rope_theta").value_or(is_gemma3(config) ? 1e6 : 10000.0);
   auto partial = fields.number("partial_rotary_factor");
+  if (!partial && config.architecture == "qwen35") {
+    partial = 0.25;
+  }
   const JsonValue* parameters = fields.object("rope_parameters");
   if (is_gemma3(config)) {
     const JsonValue none;
@@ -288,7 +292,11 @@ HfConfig read_hf_config(const JsonValue& root, std::string_view name) {
   }
   config.model_type = *model_type;
   config.architecture = find_family(fields, *model_type).architecture;
+  const bool hybrid = config.architecture == "qwen35";
   read_sizes(fields, config);
+  if (hybrid) {
+    read_hybrid_config(fields, config);
+  }
   read_rope(fields, config);
   read_window(fields, config);
   if (is_gemma3(config)) {
@@ -297,7 +305,9 @@ HfConfig read_hf_config(const JsonValue& root, std::string_view name) {
   } else {
     check_activation(fields, "hidden_act", "silu");
   }
-  config.tied = fields.boolean("tie_word_embeddings", is_gemma3(config));
+  // Beside a vision tower, Qwen3.5's own field may stand on either level.
+  const bool tied = is_gemma3(config) || (hybrid && outer.boolean("tie_word_embeddings", false));
+  config.tied = fields.boolean("tie_word_embeddings", tied);
   config.eos_token_ids =
       read_eos_ids(text != nullptr && text->find("eos_token_id") ? *text : root, name);
   return config;

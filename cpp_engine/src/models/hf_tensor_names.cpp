@@ -36,6 +36,23 @@ constexpr std::array kGemmaBlock{
     Part{"post_feedforward_layernorm", "post_ffw_norm"},
 };
 
+// Qwen3.5's: Gated DeltaNet, and the norm before the MLP by the place that it has in other models.
+constexpr std::array kQwen35Block{
+    Part{"post_attention_layernorm", "post_attention_norm"},
+    Part{"linear_attn.in_proj_qkv", "attn_qkv"},
+    Part{"linear_attn.in_proj_z", "attn_gate"},
+    Part{"linear_attn.in_proj_a", "ssm_alpha"},
+    Part{"linear_attn.in_proj_b", "ssm_beta"},
+    Part{"linear_attn.conv1d", "ssm_conv1d"},
+    Part{"linear_attn.norm", "ssm_norm"},
+    Part{"linear_attn.out_proj", "ssm_out"},
+};
+constexpr std::array kQwen35Parameters{
+    // GGUF's ssm_a is -e^A_log.
+    Part{"linear_attn.A_log", "ssm_a_log"},
+    Part{"linear_attn.dt_bias", "ssm_dt.bias"},
+};
+
 template <std::size_t kCount>
 std::optional<std::string> look_up(const std::array<Part, kCount>& parts, std::string_view name) {
   const auto found = std::find_if(parts.begin(), parts.end(),
@@ -56,7 +73,15 @@ std::optional<std::string> block_part(std::string_view part, std::string_view ar
   if (dot == std::string_view::npos) {
     return std::nullopt;
   }
-  auto name = architecture == "gemma3" ? look_up(kGemmaBlock, part.substr(0, dot)) : std::nullopt;
+  std::optional<std::string> name;
+  if (architecture == "gemma3") {
+    name = look_up(kGemmaBlock, part.substr(0, dot));
+  } else if (architecture == "qwen35") {
+    if (auto parameter = look_up(kQwen35Parameters, part)) {
+      return parameter;
+    }
+    name = look_up(kQwen35Block, part.substr(0, dot));
+  }
   if (!name) {
     name = look_up(kBlock, part.substr(0, dot));
   }
@@ -71,7 +96,17 @@ std::optional<std::string> gguf_tensor_name(std::string_view hf_name,
     return std::nullopt;
   }
   std::string_view name = hf_name;
+  // Layers that predict further tokens, which Transformers leaves out as well.
+  if (architecture == "qwen35" && name.starts_with("mtp.")) {
+    return std::nullopt;
+  }
   strip_prefix(name, "model.");
+  if (architecture == "qwen35") {  // beside a vision tower
+    if (name.starts_with("visual.")) {
+      return std::nullopt;
+    }
+    strip_prefix(name, "language_model.");
+  }
   if (architecture == "gemma3") {  // beside a vision tower, in Transformers 5's layout or 4's
     if (name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.")) {
       return std::nullopt;

@@ -1,6 +1,7 @@
 // Llama 1 to 3.x and its relatives (SmolLM2, TinyLlama, Mistral): pre-norm blocks of grouped-query
 // attention and a gated MLP (Touvron et al. 2023, arXiv 2302.13971). Models that differ by features
-// of these blocks only (qwen.cpp, gemma.cpp) are this one with another configuration.
+// of these blocks only (qwen.cpp, gemma.cpp), or that have recurrent layers between them
+// (qwen35.cpp), are this one with another configuration.
 
 #include <algorithm>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "architectures.h"
 #include "decoder_workspace.h"
 #include "layers/embedding.h"
+#include "layers/gated_delta_net.h"
 #include "layers/gated_mlp.h"
 #include "layers/linear.h"
 #include "layers/norm.h"
@@ -23,7 +25,8 @@ namespace {
 
 struct Block {
   std::span<const float> attention_norm;
-  PagedAttention attention;
+  PagedAttention attention;  // or, in recurrent layers:
+  GatedDeltaNet delta;
   std::span<const float> attention_post_norm;  // empty without `post_norms`
   std::span<const float> mlp_norm;
   GatedMlp mlp;
@@ -55,24 +58,34 @@ class Llama final : public Model {
   std::size_t max_context() const noexcept override { return max_context_; }
   std::size_t logits_stride() const noexcept override { return head_->panels() * kPanelRows; }
   KvShape kv_shape() const noexcept override {
-    return {.layers = config_.layers, .kv_heads = config_.kv_heads, .head_dim = config_.head_dim};
+    return {.layers = config_.attention_count(),
+            .kv_heads = config_.kv_heads,
+            .head_dim = config_.head_dim};
   }
+  StateShape state_shape() const override { return config_.state_shape(); }
   std::size_t workspace_bytes() const noexcept override {
     return workspace_->bytes() + rope_.bytes() + sliding_rope_.bytes();
   }
 
-  void forward(const ForwardBatch& batch, KvPool& kv) override {
+  void forward(const ForwardBatch& batch, KvPool& kv, StateStore& states) override {
     DecoderWorkspace& w = *workspace_;
     const std::size_t rows = batch.token_ids.size();
     w.set_rows(rows);
     schedule_.plan(batch.sequences);
     embed(compute_, embedding_, batch.token_ids, config_.embedding_scale, w.residual);
+    std::size_t recurrent = 0;  // such layers so far
     for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
       const Block& block = blocks_[layer];
       normalise(compute_, w.residual, rows, {}, block.attention_norm, config_.norm_epsilon,
                 w.input);
-      block.attention.run(compute_, config_, rope_of(layer), schedule_, layer, w.input, rows, kv,
-                          w.attention, begin_branch(rows), w.matmul_scratch);
+      if (config_.recurrent(layer)) {
+        block.delta.run(compute_, config_, batch.sequences, recurrent++, w.input, rows, states,
+                        w.delta, begin_branch(rows), w.matmul_scratch);
+      } else {
+        block.attention.run(compute_, config_, rope_of(layer), schedule_, layer - recurrent,
+                            config_.window_of(layer), w.input, rows, kv, w.attention,
+                            begin_branch(rows), w.matmul_scratch);
+      }
       end_branch(rows, block.attention_post_norm);
       normalise(compute_, w.residual, rows, {}, block.mlp_norm, config_.norm_epsilon, w.input);
       block.mlp.run(compute_, w.input, rows, w.mlp_inner, begin_branch(rows), w.matmul_scratch);
@@ -125,13 +138,28 @@ class Llama final : public Model {
       const std::string prefix = "blk." + std::to_string(layer) + ".";
       Block& block = blocks_[layer];
       loader.norm(prefix + "attn_norm.weight", config_.hidden, block.attention_norm);
-      block.attention.load(loader, prefix, config_, source.rope_pairs_interleaved());
-      loader.norm(prefix + "ffn_norm.weight", config_.hidden, block.mlp_norm);
+      if (config_.recurrent(layer)) {
+        block.delta.load(loader, prefix, config_);
+      } else {
+        block.attention.load(loader, prefix, config_, source.rope_pairs_interleaved());
+      }
+      // Models with recurrent layers call this norm by the place that it has in others.
+      const bool hybrid = !config_.recurrent_layers.empty();
+      loader.norm(prefix + (hybrid ? "post_attention_norm.weight" : "ffn_norm.weight"),
+                  config_.hidden, block.mlp_norm);
       block.mlp.load(loader, prefix, config_);
       if (config_.post_norms) {
         loader.norm(prefix + "post_attention_norm.weight", config_.hidden,
                     block.attention_post_norm);
         loader.norm(prefix + "post_ffw_norm.weight", config_.hidden, block.mlp_post_norm);
+      }
+    }
+    for (std::size_t extra = 0; extra < config_.extra_layers; ++extra) {
+      const std::string prefix = "blk." + std::to_string(blocks_.size() + extra) + ".";
+      for (const std::string& name : source.tensor_names()) {
+        if (name.starts_with(prefix)) {
+          loader.known(name);
+        }
       }
     }
     weights_ = loader.load(*compute_.pool);
@@ -141,10 +169,16 @@ class Llama final : public Model {
 
   DecoderWorkspace::Forms forms() const {
     DecoderWorkspace::Forms forms{.head_input = input_form(*head_, compute_.precision)};
-    for (const Block& block : blocks_) {
-      forms.block_input = forms.block_input | block.attention.input(compute_.precision) |
-                          block.mlp.input(compute_.precision);
-      forms.attention_inner = forms.attention_inner | block.attention.inner(compute_.precision);
+    for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
+      const Block& block = blocks_[layer];
+      forms.block_input = forms.block_input | block.mlp.input(compute_.precision);
+      if (config_.recurrent(layer)) {
+        forms.block_input = forms.block_input | block.delta.input(compute_.precision);
+        forms.delta_inner = forms.delta_inner | block.delta.inner(compute_.precision);
+      } else {
+        forms.block_input = forms.block_input | block.attention.input(compute_.precision);
+        forms.attention_inner = forms.attention_inner | block.attention.inner(compute_.precision);
+      }
       forms.mlp_inner = forms.mlp_inner | block.mlp.inner(compute_.precision);
     }
     return forms;

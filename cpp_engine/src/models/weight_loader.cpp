@@ -59,6 +59,29 @@ std::vector<std::byte> quantise(DType stored_type, std::span<const std::byte> st
   return out;
 }
 
+// The wanted rows [row_begin, row_end) of a matrix whose heads are parts of larger stored heads.
+std::vector<std::byte> gather(std::span<const std::byte> stored, std::size_t row_bytes,
+                              const RowOrder& order, std::size_t row_begin, std::size_t row_end) {
+  std::vector<std::byte> out((row_end - row_begin) * row_bytes);
+  for (std::size_t row = row_begin; row < row_end; ++row) {
+    const std::size_t source =
+        row / order.head_dim * order.stored_rows + order.first_row + row % order.head_dim;
+    std::copy_n(stored.begin() + static_cast<std::ptrdiff_t>(source * row_bytes), row_bytes,
+                out.begin() + static_cast<std::ptrdiff_t>((row - row_begin) * row_bytes));
+  }
+  return out;
+}
+
+void transpose(std::span<float> values, std::size_t columns) {
+  const std::vector<float> stored(values.begin(), values.end());
+  const std::size_t rows = values.size() / columns;
+  for (std::size_t row = 0; row < rows; ++row) {
+    for (std::size_t column = 0; column < columns; ++column) {
+      values[column * rows + row] = stored[row * columns + column];
+    }
+  }
+}
+
 struct PackTask {
   std::size_t matrix;
   std::size_t row_begin;
@@ -78,34 +101,55 @@ StoredTensor WeightLoader::require(const std::string& name, const std::vector<st
                                          shape_text(tensor->shape) + "; expected " +
                                          shape_text(shape));
   }
-  known_.insert(name);
-  parameters_ += tensor->elements();
+  if (known_.insert(name).second) {
+    parameters_ += tensor->elements();
+  }
   return *std::move(tensor);
 }
 
 void WeightLoader::matrix(const std::string& name, std::size_t rows, std::size_t columns,
                           PackedMatrix& target, RowOrder order) {
-  StoredTensor tensor = require(name, {rows, columns});
+  const std::size_t stored_rows =
+      order.stored_rows > 0 ? rows / order.head_dim * order.stored_rows : rows;
+  StoredTensor tensor = require(name, {stored_rows, columns});
   const DType type = packed_type(tensor);
   const std::size_t bytes = aligned(packed_bytes(packed_layout(type), rows, columns));
-  matrices_.push_back({std::move(tensor), type, &target, order, bytes_});
+  matrices_.push_back({std::move(tensor), rows, type, &target, order, bytes_});
   bytes_ += bytes;
 }
 
 void WeightLoader::vector(const std::string& name, std::size_t size,
                           std::span<const float>& target) {
-  add_vector(name, size, target, 0.0F);
+  add_vector({.tensor = require(name, {size}), .target = &target, .offset = bytes_});
 }
 
 void WeightLoader::norm(const std::string& name, std::size_t size, std::span<const float>& target) {
-  add_vector(name, size, target, source_.norm_weight_offset());
+  add_vector({.tensor = require(name, {size}),
+              .target = &target,
+              .offset = bytes_,
+              .added = source_.norm_weight_offset()});
 }
 
-void WeightLoader::add_vector(const std::string& name, std::size_t size,
-                              std::span<const float>& target, float added) {
-  StoredTensor tensor = require(name, {size});
-  vectors_.push_back({std::move(tensor), &target, bytes_, added});
-  bytes_ += aligned(size * sizeof(float));
+void WeightLoader::mapped(const std::string& name, std::size_t size, float (*function)(float),
+                          std::span<const float>& target) {
+  add_vector(
+      {.tensor = require(name, {size}), .target = &target, .offset = bytes_, .function = function});
+}
+
+void WeightLoader::transposed(const std::string& name, std::size_t rows, std::size_t columns,
+                              std::span<const float>& target) {
+  const auto found = source_.find(name);
+  const bool flat = !found || found->shape.size() == 2;
+  add_vector({.tensor = require(name, flat ? std::vector<std::size_t>{rows, columns}
+                                           : std::vector<std::size_t>{rows, 1, columns}),
+              .target = &target,
+              .offset = bytes_,
+              .transposed_columns = columns});
+}
+
+void WeightLoader::add_vector(Vector vector) {
+  bytes_ += aligned(vector.tensor.elements() * sizeof(float));
+  vectors_.push_back(std::move(vector));
 }
 
 DType WeightLoader::packed_type(const StoredTensor& tensor) const {
@@ -114,8 +158,10 @@ DType WeightLoader::packed_type(const StoredTensor& tensor) const {
   if (!weights_ || !floats || tensor.shape.back() % dtype_info(*weights_).block_size != 0) {
     return tensor.type;
   }
-  const bool ends = tensor.name == "token_embd.weight" || tensor.name == "output.weight";
-  return ends ? DType::kQ8_0 : *weights_;
+  const bool precise = tensor.name == "token_embd.weight" || tensor.name == "output.weight" ||
+                       tensor.name.ends_with("ssm_alpha.weight") ||
+                       tensor.name.ends_with("ssm_beta.weight");
+  return precise ? DType::kQ8_0 : *weights_;
 }
 
 void WeightLoader::refuse_unknown_tensors() const {
@@ -136,7 +182,10 @@ PackedWeights WeightLoader::load(ThreadPool& pool) {
     const std::span<float> values = weights.arena.view<float>(item.offset, item.tensor.elements());
     dequantize_row(item.tensor.type, item.tensor.data, values);
     for (float& value : values) {
-      value += item.added;
+      value = item.function == nullptr ? value + item.added : item.function(value);
+    }
+    if (item.transposed_columns > 0) {
+      transpose(values, item.transposed_columns);
     }
     *item.target = values;
   }
@@ -144,7 +193,7 @@ PackedWeights WeightLoader::load(ThreadPool& pool) {
   std::vector<PackTask> tasks;
   for (std::size_t m = 0; m < matrices_.size(); ++m) {
     const Matrix& item = matrices_[m];
-    const std::size_t rows = item.tensor.shape[0];
+    const std::size_t rows = item.rows;
     const std::size_t grain =
         item.order.head_dim > 0 ? std::lcm(kRowGrain, item.order.head_dim) : kRowGrain;
     const std::size_t step = (kTaskRows + grain - 1) / grain * grain;
@@ -167,8 +216,13 @@ PackedWeights WeightLoader::load(ThreadPool& pool) {
         item.order.head_dim > 0 ? head_row_order(item.order, rows) : std::vector<std::uint32_t>{};
     const std::size_t offset =
         item.offset + task.row_begin / kPanelRows * item.target->panel_bytes();
+    std::vector<std::byte> gathered;
+    if (item.order.stored_rows > 0) {
+      gathered = gather(item.tensor.data, stride, item.order, task.row_begin, task.row_end);
+    }
     std::span<const std::byte> stored =
-        item.tensor.data.subspan(task.row_begin * stride, rows * stride);
+        gathered.empty() ? item.tensor.data.subspan(task.row_begin * stride, rows * stride)
+                         : std::span<const std::byte>(gathered);
     std::vector<std::byte> quantised;
     if (item.packed_type != item.tensor.type) {
       quantised = quantise(item.tensor.type, stored, rows, columns, item.packed_type);

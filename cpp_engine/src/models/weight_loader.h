@@ -21,6 +21,10 @@ struct RowOrder {
   /// stored pair by pair (interleaved RoPE) and are wanted as two halves (rotate-half RoPE).
   std::size_t head_dim = 0;
   std::size_t rotary_dims = 0;
+  /// Not 0: the file's heads have as many rows, of which the matrix takes `head_dim` from
+  /// `first_row` on. So one tensor makes several matrices (queries and their gates).
+  std::size_t stored_rows = 0;
+  std::size_t first_row = 0;
 };
 
 /// All weights of a model in their packed form; matrices and vectors point into `arena`.
@@ -39,7 +43,8 @@ struct PackedWeights {
 class WeightLoader {
  public:
   /// `weights`: format that float matrices whose rows are whole blocks are quantised to. The
-  /// embedding and the head get at least Q8_0: every token passes through them.
+  /// embedding and the head get at least Q8_0: every token passes through them. So do the small
+  /// matrices of recurrent layers' gates, whose results are exponents.
   explicit WeightLoader(const WeightSource& source, std::optional<DType> weights = {})
       : source_(source), weights_(weights) {}
 
@@ -47,6 +52,12 @@ class WeightLoader {
   void matrix(const std::string& name, std::size_t rows, std::size_t columns, PackedMatrix& target,
               RowOrder order = {});
   void vector(const std::string& name, std::size_t size, std::span<const float>& target);
+  /// As `vector`, through `function`.
+  void mapped(const std::string& name, std::size_t size, float (*function)(float),
+              std::span<const float>& target);
+  /// A small matrix [rows, columns], or [rows, 1, columns], as floats [columns, rows].
+  void transposed(const std::string& name, std::size_t rows, std::size_t columns,
+                  std::span<const float>& target);
   /// As `vector`, plus `norm_weight_offset()` of the source.
   void norm(const std::string& name, std::size_t size, std::span<const float>& target);
   /// Marks a tensor that is read elsewhere as known.
@@ -57,6 +68,7 @@ class WeightLoader {
  private:
   struct Matrix {
     StoredTensor tensor;
+    std::size_t rows;   // of the matrix; the tensor may have more
     DType packed_type;  ///< the tensor's, or what it is quantised to
     PackedMatrix* target;
     RowOrder order;
@@ -66,13 +78,14 @@ class WeightLoader {
     StoredTensor tensor;
     std::span<const float>* target;
     std::size_t offset;
-    float added;
+    float added = 0.0F;
+    float (*function)(float) = nullptr;
+    std::size_t transposed_columns = 0;  // 0: as stored
   };
 
   StoredTensor require(const std::string& name, const std::vector<std::size_t>& shape);
   [[nodiscard]] DType packed_type(const StoredTensor& tensor) const;
-  void add_vector(const std::string& name, std::size_t size, std::span<const float>& target,
-                  float added);
+  void add_vector(Vector vector);
   void refuse_unknown_tensors() const;
 
   const WeightSource& source_;

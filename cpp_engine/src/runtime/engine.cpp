@@ -9,6 +9,7 @@
 #include "pocket/base/error.h"
 #include "pocket/base/thread_pool.h"
 #include "pocket/kv/kv_pool.h"
+#include "pocket/kv/state_store.h"
 #include "pocket/models/model.h"
 #include "pocket/models/weight_source.h"
 #include "pocket/quant/quantize.h"
@@ -36,6 +37,9 @@ EngineOptions resolved(EngineOptions options) {
   check_option("num_blocks", options.num_blocks, std::size_t{1} << 30);
   check_option("max_sequences", options.max_sequences, kMaxSequences);
   check_option("max_batch_tokens", options.max_batch_tokens, kMaxBatchTokens);
+  if (options.state_snapshots > kMaxSequences) {
+    check_option("state_snapshots", options.state_snapshots, kMaxSequences);
+  }
   if (options.weights && !can_quantize(*options.weights)) {
     throw Error(ErrorCode::kUnsupported, "weights: got " +
                                              std::string(dtype_info(*options.weights).name) +
@@ -55,12 +59,14 @@ class CpuEngine final : public Engine {
         pool_(options_.threads),
         model_(load(path)),
         kv_(pool_shape()),
+        states_(store_shape()),
         info_(model_->info()),
         checker_({.vocab = info_.vocab,
                   .num_blocks = options_.num_blocks,
                   .max_sequences = options_.max_sequences,
                   .max_batch_tokens = options_.max_batch_tokens,
-                  .max_context = model_->max_context()}) {
+                  .max_context = model_->max_context(),
+                  .states = states_.empty() ? nullptr : &states_}) {
     options_.max_context = model_->max_context();
     options_.threads = pool_.size();
     info_.kv_bytes_per_block = kv_block_bytes(kv_.shape());
@@ -72,7 +78,15 @@ class CpuEngine final : public Engine {
 
   void step(const StepInput& input, const StepOutput& output) override {
     const std::span<const SequenceRows> sequences = checker_.check(input, output);
-    model_->forward({.token_ids = input.token_ids, .sequences = sequences}, kv_);
+    for (const SequenceRows& sequence :
+         states_.empty() ? std::span<const SequenceRows>{} : sequences) {
+      states_.begin(sequence.slot, sequence.first_position);
+    }
+    model_->forward({.token_ids = input.token_ids, .sequences = sequences}, kv_, states_);
+    for (const SequenceRows& sequence :
+         states_.empty() ? std::span<const SequenceRows>{} : sequences) {
+      states_.end(sequence.slot, sequence.first_position + sequence.rows);
+    }
     const std::size_t pass = logits_rows();
     for (std::size_t begin = 0; begin < input.logits_rows.size(); begin += pass) {
       const std::size_t rows = std::min(pass, input.logits_rows.size() - begin);
@@ -89,9 +103,19 @@ class CpuEngine final : public Engine {
     kv_.copy_blocks(from, to);
   }
 
+  void save_states(std::span<const std::int32_t> slots,
+                   std::span<const std::int32_t> snapshots) override {
+    states_.save(slots, snapshots);
+  }
+  void load_states(std::span<const std::int32_t> snapshots,
+                   std::span<const std::int32_t> slots) override {
+    states_.load(snapshots, slots);
+  }
+
   const ModelInfo& model() const noexcept override { return info_; }
   const EngineOptions& options() const noexcept override { return options_; }
   std::size_t kv_cache_bytes() const noexcept override { return kv_.bytes(); }
+  std::size_t state_store_bytes() const noexcept override { return states_.bytes(); }
   std::size_t workspace_bytes() const noexcept override { return model_->workspace_bytes(); }
 
  private:
@@ -113,6 +137,13 @@ class CpuEngine final : public Engine {
     KvShape shape = model_->kv_shape();
     shape.num_blocks = options_.num_blocks;
     shape.dtype = options_.kv_dtype;
+    return shape;
+  }
+
+  StateShape store_shape() const {
+    StateShape shape = model_->state_shape();
+    shape.slots = options_.max_sequences;
+    shape.snapshots = options_.state_snapshots;
     return shape;
   }
 
@@ -141,6 +172,7 @@ class CpuEngine final : public Engine {
   ThreadPool pool_;
   std::unique_ptr<Model> model_;
   KvPool kv_;
+  StateStore states_;
   ModelInfo info_;
   StepChecker checker_;
   std::vector<Sampler> samplers_;  // one per thread
@@ -150,7 +182,7 @@ class CpuEngine final : public Engine {
 
 ModelInfo inspect_model(const std::filesystem::path& model, KvDType kv_dtype) {
   ModelInfo info = describe_model(*open_weight_source(model.string()));
-  info.kv_bytes_per_block = kv_block_bytes({.layers = info.layers,
+  info.kv_bytes_per_block = kv_block_bytes({.layers = info.attention_layers,
                                             .kv_heads = info.kv_heads,
                                             .head_dim = info.head_dim,
                                             .num_blocks = 1,

@@ -31,6 +31,13 @@ QwenEngine::QwenEngine(const std::filesystem::path& checkpoint, QwenEngineOption
         "layer_count " + std::to_string(layer_count),
         "all of the model's " + std::to_string(info.layers) + " layers run; give that, or 0");
   }
+  if (info.state_bytes != 0) {
+    // Slots share KV blocks of equal beginnings here, which without a state at their end are of no
+    // use to such a model.
+    throw UnsupportedFeature("model architecture " + info.architecture,
+                             "it keeps a recurrent state per sequence, which QwenEngine does not "
+                             "manage; use pocket_backend's LLM, or `pocketllm serve`");
+  }
   max_context_ = std::min(max_context, info.context);
   const std::size_t slots = options_.max_batch_size;
   std::size_t blocks = std::max(blocks_for(max_context_), std::min(slots * blocks_for(max_context_),

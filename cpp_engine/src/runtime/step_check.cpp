@@ -39,13 +39,18 @@ std::size_t blocks_for(std::size_t positions) {
 }  // namespace
 
 StepChecker::StepChecker(const StepLimits& limits)
-    : limits_(limits), writer_(limits.num_blocks, 0) {
+    : limits_(limits),
+      writer_(limits.num_blocks, 0),
+      slot_used_(limits.states == nullptr ? 0 : limits.max_sequences) {
   sequences_.reserve(limits.max_sequences);
 }
 
 std::span<const SequenceRows> StepChecker::check(const StepInput& input, const StepOutput& output) {
   check_sequences(input);
   check_rows(input, output);
+  if (limits_.states != nullptr) {
+    check_states(input);
+  }
   check_blocks(input);
   return sequences_;
 }
@@ -115,7 +120,32 @@ void StepChecker::check_sequences(const StepInput& input) {
          .rows = rows,
          .first_position = static_cast<std::size_t>(first),
          .blocks = input.block_tables.data() +
-                   static_cast<std::size_t>(input.table_rows[s]) * input.table_stride});
+                   static_cast<std::size_t>(input.table_rows[s]) * input.table_stride,
+         .slot = static_cast<std::size_t>(input.table_rows[s])});
+  }
+}
+
+void StepChecker::check_states(const StepInput& input) {
+  slot_used_.assign(limits_.max_sequences, false);
+  for (std::size_t s = 0; s < sequences_.size(); ++s) {
+    const SequenceRows& sequence = sequences_[s];
+    if (sequence.slot >= limits_.max_sequences) {
+      out_of_range("table_rows", s, input.table_rows[s], limits_.max_sequences);
+    }
+    if (slot_used_[sequence.slot]) {
+      fail(at("table_rows", s) + ": got " + std::to_string(sequence.slot) +
+           " again; a slot's recurrent state belongs to one sequence");
+    }
+    slot_used_[sequence.slot] = true;
+    if (!limits_.states->continues(sequence.slot, sequence.first_position)) {
+      const std::size_t held = limits_.states->position(sequence.slot);
+      fail(at("table_rows", s) + ": slot " + std::to_string(sequence.slot) + " holds " +
+           (held == StateStore::kNothing
+                ? std::string("no recurrent state")
+                : "the recurrent state after " + std::to_string(held) + " tokens") +
+           " and the sequence continues at position " + std::to_string(sequence.first_position) +
+           "; load a snapshot of that position or start at 0");
+    }
   }
 }
 

@@ -50,6 +50,28 @@ enum class KvDType : std::uint8_t { kF32, kF16, kI8 };
 /// Elements (floats, halves or bytes) of a K block, or of a V block, of one head.
 [[nodiscard]] std::size_t kv_block_elements(KvDType type, std::size_t head_dim) noexcept;
 
+/// The gated delta rule for one head of one sequence, token by token (docs/kernels.md):
+/// S = decay S; u = strength (v - S^T k); S = S + k u^T; out = S^T q.
+///
+/// Each column of S is computed alone and in the order of its rows, so a sequence may be cut into
+/// calls anywhere without changing a bit.
+struct DeltaRule {
+  const float* q;  ///< [tokens, key_dim], rows `qk_stride` floats apart
+  const float* k;
+  const float* v;  ///< [tokens, value_dim], rows `v_stride` floats apart
+  float* out;      ///< [tokens, value_dim], rows `out_stride` floats apart; not inside the others
+  std::size_t qk_stride;
+  std::size_t v_stride;
+  std::size_t out_stride;
+  const float* decay;     ///< one per token, `gate_stride` floats apart, from 0 to 1
+  const float* strength;  ///< likewise
+  std::size_t gate_stride;
+  std::size_t tokens;
+  std::size_t key_dim;
+  std::size_t value_dim;  ///< a multiple of 16
+  float* state;           ///< S, [key_dim, value_dim]
+};
+
 /// The compute primitives of one instruction set. Models reach the hardware only through this
 /// table.
 ///
@@ -108,6 +130,23 @@ struct KernelTable {
   void (*silu_mul_quantise)(const float* gate, const float* up, const QuantisedRow& out);
   /// gelu_mul, quantised.
   void (*gelu_mul_quantise)(const float* gate, const float* up, const QuantisedRow& out);
+
+  // Gated attention and Gated DeltaNet.
+
+  /// out = x / (1 + e^-gate); out may alias either.
+  void (*sigmoid_mul)(const float* gate, const float* x, std::size_t n, float* out);
+  /// out[c] = silu(sum over j of taps[j][c] * weight[j * weight_stride + c]) for c in [0, n): a
+  /// causal convolution of each channel with its `count` last values, oldest first. out may be one
+  /// of the taps.
+  void (*causal_conv_silu)(const float* const* taps, std::size_t count, const float* weight,
+                           std::size_t weight_stride, std::size_t n, float* out);
+  /// x *= scale / sqrt(sum(x^2) + eps); the sum as in rms_norm.
+  void (*l2_normalise)(float* x, std::size_t n, float eps, float scale);
+  /// decay = e^(rate * log(1 + e^(alpha + bias))), strength = 1 / (1 + e^-beta), for n heads.
+  /// decay may be alpha, and strength beta.
+  void (*delta_gates)(const float* alpha, const float* beta, const float* rate, const float* bias,
+                      std::size_t n, float* decay, float* strength);
+  void (*delta_rule)(const DeltaRule& rule);
 };
 
 /// The table of `isa`. Throws `Error(kUnsupported)` if this CPU lacks it.

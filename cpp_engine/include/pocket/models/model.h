@@ -11,18 +11,21 @@
 #include "pocket/base/thread_pool.h"
 #include "pocket/cpu/kernels.h"
 #include "pocket/kv/kv_pool.h"
+#include "pocket/kv/state_store.h"
 #include "pocket/models/model_info.h"
 #include "pocket/models/weight_source.h"
 
 namespace pocket {
 
 /// One sequence's rows in a packed batch: rows [first_row, first_row + rows) sit at positions
-/// first_position, first_position + 1, ...; `blocks` maps position / 16 to a KV block.
+/// first_position, first_position + 1, ...; `blocks` maps position / 16 to a KV block; `slot` keeps
+/// the recurrent state, if the model has one.
 struct SequenceRows {
   std::size_t first_row;
   std::size_t rows;
   std::size_t first_position;
   const std::int32_t* blocks;
+  std::size_t slot = 0;
 };
 
 /// The rows of one step, already validated. Sequences cover [0, token_ids.size()) in order, without
@@ -61,10 +64,14 @@ class Model {
   [[nodiscard]] virtual std::size_t max_context() const noexcept = 0;
   /// Shape of the KV pool that `forward` needs, for any number of blocks and element type.
   [[nodiscard]] virtual KvShape kv_shape() const noexcept = 0;
+  /// Shape of the state store that `forward` needs, for any number of slots and snapshots.
+  [[nodiscard]] virtual StateShape state_shape() const = 0;
   [[nodiscard]] virtual std::size_t workspace_bytes() const noexcept = 0;
 
-  /// Runs all layers: writes K and V of every row, keeps the final hidden rows until the next call.
-  virtual void forward(const ForwardBatch& batch, KvPool& kv) = 0;
+  /// Runs all layers: writes K and V of every row, moves the states of the sequences' slots past
+  /// their rows, keeps the final hidden rows until the next call. States are at the sequences'
+  /// first positions.
+  virtual void forward(const ForwardBatch& batch, KvPool& kv, StateStore& states) = 0;
   /// Logits of some rows of the last `forward`, at most `max_logits_rows`: [rows, logits_stride()].
   /// The caller may change them. The pointer stays valid until the next call.
   [[nodiscard]] virtual float* logits(std::span<const std::int32_t> rows) = 0;

@@ -22,8 +22,10 @@ struct ModelInfo {
   std::size_t kv_heads = 0;
   std::size_t head_dim = 0;
   std::size_t ffn = 0;
-  std::size_t vocab = 0;    ///< width of the logits
-  std::size_t context = 0;  ///< positions that the model was made for
+  std::size_t vocab = 0;             ///< width of the logits
+  std::size_t context = 0;           ///< positions that the model was made for
+  std::size_t attention_layers = 0;  ///< layers with a KV cache; the others keep a recurrent state
+  std::size_t state_bytes = 0;       ///< recurrent state of one sequence, over all layers
   /// Tokens of the file's tokenizer, 0 if it has none. Logits at or beyond it are padding.
   std::size_t tokenizer_tokens = 0;
   /// Ids that end a text, as far as the file names them (end of sequence, of turn, of message).

@@ -20,6 +20,9 @@ struct EngineOptions {
   std::size_t max_sequences = 16;      ///< sequences in one step
   std::size_t max_batch_tokens = 512;  ///< tokens in one step
   std::size_t max_context = 0;         ///< 0 = the model's own limit, which it may not exceed
+  /// Recurrent states that are kept beside those of the `max_sequences` slots; no matter for models
+  /// without recurrent layers.
+  std::size_t state_snapshots = 0;
   KvDType kv_dtype = KvDType::kF16;
   Precision precision = Precision::kInt8;
   /// Q8_0 or Q4_0: float matrices are quantised as they are loaded (docs/formats.md).
@@ -35,6 +38,10 @@ struct EngineOptions {
 /// Block j of a sequence's table row holds its positions 16j..16j+15; entries beyond its last
 /// position are not looked at. Sequences use different rows, and no sequence's table may hold a
 /// block that another one writes in the same step (the blocks of its new positions).
+///
+/// In a model with recurrent layers a sequence's table row is also the slot of its state: below
+/// `max_sequences`, one sequence each. A sequence that starts at position 0 starts from a zero
+/// state; any other must start where the slot's last step, or the snapshot loaded into it, ended.
 struct StepInput {
   std::span<const std::int32_t> token_ids;         ///< [T]
   std::span<const std::int32_t> positions;         ///< [T]
@@ -77,11 +84,19 @@ class Engine {
   /// Copies whole KV blocks (copy on write of forked sequences), all layers and heads.
   virtual void copy_blocks(std::span<const std::int32_t> from,
                            std::span<const std::int32_t> to) = 0;
+  /// Copies the recurrent state of slots[i] into snapshots[i]; and snapshots[i] into slots[i].
+  /// Throws `Error(kInvalidArgument)` for an index out of range or a state that is not there.
+  virtual void save_states(std::span<const std::int32_t> slots,
+                           std::span<const std::int32_t> snapshots) = 0;
+  virtual void load_states(std::span<const std::int32_t> snapshots,
+                           std::span<const std::int32_t> slots) = 0;
 
   [[nodiscard]] virtual const ModelInfo& model() const noexcept = 0;
   /// As given, with `max_context`, `threads` and `isa` resolved.
   [[nodiscard]] virtual const EngineOptions& options() const noexcept = 0;
   [[nodiscard]] virtual std::size_t kv_cache_bytes() const noexcept = 0;
+  /// Of all slots' recurrent states and snapshots; 0 without recurrent layers.
+  [[nodiscard]] virtual std::size_t state_store_bytes() const noexcept = 0;
   [[nodiscard]] virtual std::size_t workspace_bytes() const noexcept = 0;
 };
 

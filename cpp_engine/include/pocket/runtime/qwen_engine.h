@@ -78,9 +78,9 @@ struct QwenPrefixCacheStats {
 
 /// Sequences in numbered slots on an `Engine`: prefill a slot, decode token by token, reset it.
 ///
-/// The name is the older interface's; any architecture of the engine runs. KV blocks are allocated
-/// as a slot grows and shared between slots whose prompts begin alike. Results are bit-identical
-/// whatever the other slots do.
+/// The name is the older interface's; any architecture without recurrent state runs. KV blocks are
+/// allocated as a slot grows and shared between slots whose prompts begin alike. Results are
+/// bit-identical whatever the other slots do.
 ///
 /// Errors: `Error(kInvalidArgument)` for misuse of a slot, `Error(kResourceExhausted)` when the KV
 /// pool is full, `UnsupportedFeature` and what `Engine::load` throws on construction. Thread

@@ -17,6 +17,7 @@ struct StepLimits {
   std::size_t max_sequences = 0;
   std::size_t max_batch_tokens = 0;
   std::size_t max_context = 0;
+  const StateStore* states = nullptr;  ///< of a model with recurrent layers; outlives the checker
 };
 
 /// Checks a step completely before anything is computed or written.
@@ -35,6 +36,7 @@ class StepChecker {
  private:
   void check_sequences(const StepInput& input);
   void check_blocks(const StepInput& input);
+  void check_states(const StepInput& input);
   void check_rows(const StepInput& input, const StepOutput& output) const;
 
   StepLimits limits_;
@@ -42,6 +44,7 @@ class StepChecker {
   // Per block: 1 + the sequence that writes it in this step. Cleared by walking the step's blocks
   // again, so a check costs nothing for blocks that it does not touch.
   std::vector<std::int32_t> writer_;
+  std::vector<bool> slot_used_;  // per slot, in this step
 };
 
 }  // namespace pocket

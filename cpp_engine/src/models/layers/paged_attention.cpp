@@ -18,6 +18,7 @@ struct LayerStep {
   const AttentionBuffers& buffers;
   KvPool& kv;
   std::size_t layer;
+  std::size_t window;
 
   void rotate(float* x, std::size_t heads, std::size_t position) const {
     const std::size_t dims = rope.rotary_dims();
@@ -84,7 +85,7 @@ struct LayerStep {
                               .head_dim = config.head_dim,
                               .first_position = tile.sequence->first_position + tile.row_begin -
                                                 tile.sequence->first_row,
-                              .window = config.window_of(layer),
+                              .window = window,
                               .scale = config.attention_scale,
                               .k_base = kv.k_base(layer, head),
                               .v_base = kv.v_base(layer, head),
@@ -92,6 +93,11 @@ struct LayerStep {
                               .block_table = tile.sequence->blocks,
                               .scratch = buffers.scratch + thread * buffers.scratch_floats,
                           });
+    for (std::size_t row = tile.row_begin;
+         config.attention_gate && row < tile.row_begin + tile.rows; ++row) {
+      const std::size_t at = row * config.query_width() + column;
+      compute.kernels->sigmoid_mul(buffers.gate + at, buffers.out + at, width, buffers.out + at);
+    }
     if (buffers.output.quantised.q != nullptr && width % kQuantBlock == 0) {
       for (std::size_t row = tile.row_begin; row < tile.row_begin + tile.rows; ++row) {
         compute.kernels->quantise_row(buffers.out + row * config.query_width() + column,
@@ -151,8 +157,16 @@ void AttentionSchedule::plan(std::span<const SequenceRows> sequences) {
 void PagedAttention::load(WeightLoader& loader, const std::string& prefix,
                           const DecoderConfig& config, bool pairs_interleaved) {
   const RowOrder order =
-      pairs_interleaved ? RowOrder{config.head_dim, config.rope.dims} : RowOrder{};
-  loader.matrix(prefix + "attn_q.weight", config.query_width(), config.hidden, q, order);
+      pairs_interleaved ? RowOrder{.head_dim = config.head_dim, .rotary_dims = config.rope.dims}
+                        : RowOrder{};
+  if (config.attention_gate) {
+    RowOrder half{.head_dim = config.head_dim, .stored_rows = 2 * config.head_dim};
+    loader.matrix(prefix + "attn_q.weight", config.query_width(), config.hidden, q, half);
+    half.first_row = config.head_dim;
+    loader.matrix(prefix + "attn_q.weight", config.query_width(), config.hidden, gate, half);
+  } else {
+    loader.matrix(prefix + "attn_q.weight", config.query_width(), config.hidden, q, order);
+  }
   loader.matrix(prefix + "attn_k.weight", config.kv_width(), config.hidden, k, order);
   loader.matrix(prefix + "attn_v.weight", config.kv_width(), config.hidden, v);
   loader.matrix(prefix + "attn_output.weight", config.hidden, config.query_width(), output);
@@ -168,14 +182,16 @@ void PagedAttention::load(WeightLoader& loader, const std::string& prefix,
 }
 
 void PagedAttention::run(const Compute& compute, const DecoderConfig& config, const RopeTable& rope,
-                         const AttentionSchedule& schedule, std::size_t layer, const Activations& x,
-                         std::size_t rows, KvPool& kv, const AttentionBuffers& buffers,
-                         float* residual, float* matmul_scratch) const {
-  project(compute, x, rows,
-          std::array{Projection{&q, buffers.query, config.query_width()},
-                     Projection{&k, buffers.key, config.kv_width()},
-                     Projection{&v, buffers.value, config.kv_width()}});
-  const LayerStep step{*this, compute, config, rope, buffers, kv, layer};
+                         const AttentionSchedule& schedule, std::size_t layer, std::size_t window,
+                         const Activations& x, std::size_t rows, KvPool& kv,
+                         const AttentionBuffers& buffers, float* residual,
+                         float* matmul_scratch) const {
+  const std::array projections{Projection{&q, buffers.query, config.query_width()},
+                               Projection{&k, buffers.key, config.kv_width()},
+                               Projection{&v, buffers.value, config.kv_width()},
+                               Projection{&gate, buffers.gate, config.query_width()}};
+  project(compute, x, rows, std::span(projections).first(config.attention_gate ? 4 : 3));
+  const LayerStep step{*this, compute, config, rope, buffers, kv, layer, window};
   const auto shared = schedule.shared();
   compute.pool->parallel_for(shared.size(), [&](std::size_t task, std::size_t) {
     step.write_kv(shared[task], 0, config.kv_heads);

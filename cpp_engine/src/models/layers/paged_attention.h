@@ -48,6 +48,7 @@ struct AttentionBuffers {
   float* key;          ///< [tokens, kv_width]
   float* value;        ///< [tokens, kv_width]
   float* out;          ///< [tokens, query_width]
+  float* gate;         ///< [tokens, query_width], or null without `attention_gate`
   Activations output;  ///< `out` in the forms that o wants; `values` is `out`
   float* scratch;      ///< [threads][scratch_floats]
   std::size_t scratch_floats;
@@ -61,6 +62,7 @@ struct PagedAttention {
   PackedMatrix k;       ///< [kv_width, hidden]
   PackedMatrix v;       ///< [kv_width, hidden]
   PackedMatrix output;  ///< [hidden, query_width]
+  PackedMatrix gate;    ///< [query_width, hidden] with `attention_gate`
   // Empty unless the configuration asks for them.
   std::span<const float> q_bias;  ///< [query_width]
   std::span<const float> k_bias;  ///< [kv_width]
@@ -70,6 +72,7 @@ struct PagedAttention {
 
   /// Registers `prefix`attn_{q,k,v,output}.weight, and as the configuration says
   /// attn_{q,k,v}.bias and attn_{q,k}_norm.weight; q and k are un-permuted if the source says so.
+  /// With `attention_gate` a head of attn_q is the query's rows, then the gate's.
   void load(WeightLoader& loader, const std::string& prefix, const DecoderConfig& config,
             bool pairs_interleaved);
 
@@ -78,11 +81,12 @@ struct PagedAttention {
   }
   [[nodiscard]] InputForm inner(Precision precision) const { return input_form(output, precision); }
 
-  /// `layer` counts layers of the pool. `matmul_scratch` is [threads][matmul_scratch_floats()].
+  /// `layer` counts layers of the pool; a row sees the last `window` positions, 0: all.
+  /// `matmul_scratch` is [threads][matmul_scratch_floats()].
   void run(const Compute& compute, const DecoderConfig& config, const RopeTable& rope,
-           const AttentionSchedule& schedule, std::size_t layer, const Activations& x,
-           std::size_t rows, KvPool& kv, const AttentionBuffers& buffers, float* residual,
-           float* matmul_scratch) const;
+           const AttentionSchedule& schedule, std::size_t layer, std::size_t window,
+           const Activations& x, std::size_t rows, KvPool& kv, const AttentionBuffers& buffers,
+           float* residual, float* matmul_scratch) const;
 };
 
 }  // namespace pocket

@@ -1,0 +1,111 @@
+"""Tiny random Qwen3.5 models, also as the GGUF files that llama.cpp's converter would write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import numpy as np
+from tiny_hf import tiny_model
+
+LINEAR, FULL = "linear_attention", "full_attention"
+FIELDS: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": [LINEAR, FULL, LINEAR],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+
+
+def qwen35(**fields: Any) -> Any:
+    return tiny_model("Qwen3_5TextConfig", **(FIELDS | fields))
+
+
+GGUF_PARTS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_tensor(name: str, values: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
+    """As llama.cpp's converter stores it: norms around one, -e^A_log, value heads one key head's
+    apart instead of together.
+    """
+    ends = {"embed_tokens": "token_embd", "norm": "output_norm"}
+    offset = np.float32("norm" in name and "linear_attn" not in name)
+    if ".layers." not in name:
+        part = name.split(".")[-2]
+        return f"{ends.get(part, 'output')}.weight", values + offset
+    layer, part = name.removeprefix("model.layers.").split(".", 1)
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    order = np.arange(heads).reshape(keys, heads // keys).T.ravel()
+    dim = config.linear_value_head_dim
+
+    def heads_of(rows: np.ndarray) -> np.ndarray:
+        return rows.reshape(heads, -1, *rows.shape[1:])[order].reshape(rows.shape)
+
+    match part.removeprefix("linear_attn.").removesuffix(".weight"):
+        case "A_log":
+            return f"blk.{layer}.ssm_a", -np.exp(values[order])
+        case "dt_bias":
+            return f"blk.{layer}.ssm_dt.bias", values[order]
+        case "in_proj_z" | "in_proj_a" | "in_proj_b":
+            values = heads_of(values)
+        case "in_proj_qkv" | "conv1d":
+            values = values.reshape(len(values), -1)
+            value_rows = heads_of(values[-heads * dim :])
+            values = np.concatenate([values[: -heads * dim], value_rows])
+        case "out_proj":
+            values = np.ascontiguousarray(heads_of(values.T).T)
+    name = GGUF_PARTS[part.removesuffix(".weight")]
+    return f"blk.{layer}.{name}.weight", values + offset
+
+
+def write_gguf(path: Any, model: Any) -> None:
+    config = model.config
+    writer = gguf.GGUFWriter(str(path), "qwen35")
+    writer.add_block_count(config.num_hidden_layers + 1)  # with one that predicts further tokens
+    writer.add_nextn_predict_layers(1)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.head_dim // 4)
+    writer.add_rope_dimension_sections([2, 1, 1, 0])
+    writer.add_full_attention_interval(2)
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_num_value_heads * config.linear_value_head_dim)
+    for name, values in model.state_dict().items():
+        writer.add_tensor(*gguf_tensor(name, values.numpy(), config))
+    writer.add_tensor("blk.3.nextn.eh_proj.weight", np.ones((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
