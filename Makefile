@@ -11,7 +11,7 @@ CPP_BUILD := build/cpp-release
 CPP_SOURCES := $(shell find cpp_engine -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 CPP_STYLED := $(filter %.cpp %.h,$(CPP_SOURCES))
 
-.PHONY: help run test test-slow browser-test lint format types cpp-test py-test bench bench-smoke perf-analyzer locust chart deploy-test docker-test wheel lock sbom clean
+.PHONY: help run test test-slow browser-test lint format types cpp-test py-test py-test-library py-test-serving bench bench-smoke perf-analyzer locust chart deploy-test docker-test wheel lock sbom clean
 
 help:
 	@echo "make run    [ONCE=1] [MODEL=/path] [BACKEND=torch] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
@@ -80,8 +80,19 @@ cpp-test: $(VENV)/.test $(VENV)/.engine
 	$(BIN)/cmake --build $(CPP_BUILD)
 	$(BIN)/ctest --test-dir $(CPP_BUILD) --output-on-failure
 
+# Two processes, since those that serve wait for most of their time while the others compute. A
+# selection in PYTEST_ARGS may leave one of them without a test (status 5).
 py-test: $(VENV)/.test $(VENV)/.engine
-	$(BIN)/python -m pytest -m "not slow and not docker" $(PYTEST_ARGS)
+	$(MAKE) --no-print-directory -j2 py-test-library py-test-serving
+
+PYTEST = $(BIN)/python -m pytest -m "not slow and not docker"
+NONE_SELECTED = $(if $(PYTEST_ARGS),|| [ $$? = 5 ])
+
+py-test-library:
+	$(PYTEST) tests --ignore=tests/triton --ignore=tests/gateway $(PYTEST_ARGS) $(NONE_SELECTED)
+
+py-test-serving:
+	$(PYTEST) tests/triton tests/gateway $(PYTEST_ARGS) $(NONE_SELECTED)
 
 test-slow: $(VENV)/.test $(VENV)/.engine
 	$(BIN)/python -m pytest -m "slow and not docker" $(PYTEST_ARGS)
