@@ -92,7 +92,7 @@ def test_the_generator_alone_sends_every_token(paced: GeneratorModel) -> None:
 
 @pytest.mark.parametrize("paced", [15], indirect=True)
 def test_a_chunk_comes_once_its_time_has_passed(paced: GeneratorModel) -> None:
-    """Thirty tokens in at least 60 ms: the bound on the number of chunks holds on any machine."""
+    """A step takes 2 ms at least, so a chunk has 8 tokens or so at most, on any machine."""
     asked = streamed(max_tokens=400)
     paced.execute([asked])
     responses = asked.sender.wait()
@@ -127,6 +127,21 @@ def test_what_waits_goes_out_though_its_output_makes_no_token(paced: GeneratorMo
     ids = ids_of(asked.sender.wait())
     tokens, _ = expected(paced, max_tokens=len(ids))
     assert ids == tokens
+
+
+@pytest.mark.parametrize("paced", [HOUR_MS], indirect=True)
+def test_every_step_looks_after_what_waits(
+    paced: GeneratorModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = streamed(max_tokens=4000)
+    paced.execute([asked])
+    wait_until(lambda: bool(paced._streams))
+    (stream,) = paced._streams.values()
+    looked = threading.Event()
+    monkeypatch.setattr(stream, "flush", lambda _now: looked.set())
+    assert looked.wait(60)
+    paced._engine.cancel(stream.key)
+    asked.sender.wait()
 
 
 @pytest.mark.parametrize("paced", [20], indirect=True)
