@@ -41,10 +41,12 @@ def default_snapshots(state_bytes: int, kv_bytes: int, available_bytes: int | No
 
     Args:
         state_bytes: of one slot, above 0.
-        kv_bytes: of the KV pool.
+        kv_bytes: of the KV pool; 0: the model keeps nothing but states.
         available_bytes: what the device has left; None: unknown.
     """
-    count = min(MOST_SNAPSHOTS, max(_FEWEST_SNAPSHOTS, kv_bytes // state_bytes))
+    count = MOST_SNAPSHOTS
+    if kv_bytes:
+        count = min(count, max(_FEWEST_SNAPSHOTS, kv_bytes // state_bytes))
     if available_bytes is not None:
         count = min(count, int(available_bytes * _MEMORY_SHARE) // state_bytes)
     return max(0, count)

@@ -79,7 +79,8 @@ class PyTorchBackend(BackendExecutor):
         context = _context(options, context_limit(loaded.model))
         per_block = BLOCK_SIZE * sum(shape.bytes_per_token() for shape in shapes.values())
         free = _free_memory(loaded.device)
-        num_blocks = options.blocks(context, per_block, free)
+        # Without attention blocks hold nothing: they are how the scheduler notes prefixes.
+        num_blocks = options.blocks(context, per_block, free if per_block else None)
         self._storage = PagedStorage(shapes, num_blocks, BLOCK_SIZE, loaded.device)
         memory = MemoryInfo(
             num_blocks=num_blocks,

@@ -23,6 +23,11 @@ from pocket_backend.executors.torch_recurrent import (
 from pocket_backend.executors.torch_storage import KvShape
 
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_MEMORYLESS_LAYERS = frozenset({"mlp", "moe"})
+"""Kinds of layers of their own in some hybrids; elsewhere a part of every layer."""
+STATE_CONTEXT = 1 << 17
+"""Tokens of a model whose layers all keep a state of fixed size and whose configuration names no
+limit. Nothing but the scheduler's notes grows with them."""
 _BATCH_DEPENDENT_ROPE = "longrope"
 """Chooses its frequencies by the longest sequence of a batch: neighbours would change tokens."""
 
@@ -62,7 +67,7 @@ def probe_layers(model: Any, device: torch.device) -> ModelLayers:
     config = model.config.get_text_config()
     name = getattr(config, "model_type", type(model).__name__)
     kinds: list[str] = list(getattr(config, "layer_types", None) or ())
-    other = sorted(set(kinds) - _ATTENTION_LAYERS - RECURRENT_LAYERS)
+    other = sorted(set(kinds) - _ATTENTION_LAYERS - RECURRENT_LAYERS - _MEMORYLESS_LAYERS)
     states = [layer for layer, kind in enumerate(kinds) if kind in RECURRENT_LAYERS]
     if other or (getattr(model, "_is_stateful", False) and not states):
         raise ModelLoadError(
@@ -71,8 +76,8 @@ def probe_layers(model: Any, device: torch.device) -> ModelLayers:
         )
     if states and name not in RECURRENT_MODELS:
         raise ModelLoadError(
-            f"model: {name} is a hybrid that the PyTorch backend does not run in this version; it "
-            f"runs {', '.join(sorted(RECURRENT_MODELS))}"
+            f"model: {name} has recurrent layers that the PyTorch backend does not run in this "
+            f"version; it runs {', '.join(sorted(RECURRENT_MODELS))}"
         )
     # Hybrids of today do not set the flag, though their attention layers use the interface; the
     # probe sees whether they do.
@@ -81,7 +86,7 @@ def probe_layers(model: Any, device: torch.device) -> ModelLayers:
             f"model: {name} does not go through Transformers' attention interface, which the "
             "PyTorch backend needs"
         )
-    recurrent = RecurrentLayers(model, states) if states else None
+    recurrent = RecurrentLayers(model, name, states) if states else None
     probe = _Probe()
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
     with torch.inference_mode():
@@ -89,10 +94,11 @@ def probe_layers(model: Any, device: torch.device) -> ModelLayers:
             input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1,
             **{STEP_KEYWORD: probe},
         )  # fmt: skip
-    attending = sorted(set(range(config.num_hidden_layers)) - set(states))
-    if sorted(probe.shapes) != attending or not attending:
+    without = {layer for layer, kind in enumerate(kinds) if kind not in _ATTENTION_LAYERS}
+    attending = sorted(set(range(config.num_hidden_layers)) - without)
+    if sorted(probe.shapes) != attending:
         raise ModelLoadError(
-            f"model: {name} has {len(attending)} layers that are not recurrent, but "
+            f"model: {name} has {len(attending)} attention layers, but "
             f"{len(probe.shapes)} layers attend through Transformers' attention interface"
         )
     for layer, kind in enumerate(kinds):
@@ -112,6 +118,9 @@ def context_limit(model: Any) -> int:
     """Tokens that a sequence may hold without leaving what the model was made for."""
     config = model.config.get_text_config()
     limit = int(getattr(config, "max_position_embeddings", 0) or 0)
+    kinds = getattr(config, "layer_types", None)
+    if not limit and kinds and RECURRENT_LAYERS.issuperset(kinds):
+        return STATE_CONTEXT
     if limit < 2:
         raise ModelLoadError("model: config.json has no max_position_embeddings")
     rope = getattr(config, "rope_parameters", None) or {}

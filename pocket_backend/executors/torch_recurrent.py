@@ -32,17 +32,25 @@ RECURRENT_LAYERS = frozenset({"linear_attention", "conv"})
 RECURRENT_MODELS = frozenset(
     {
         "bamba",
+        "falcon_mamba",
         "granitemoehybrid",
+        "jamba",
         "lfm2",
+        "mamba",
+        "mamba2",
         "minimax",
+        "nemotron_h",
         "olmo_hybrid",
         "qwen3_5_moe_text",
         "qwen3_5_text",
         "qwen3_next",
     }
 )
-"""Values of ``model_type`` that the tests hold to Transformers. Others are refused: some layers (of
-Jamba, say) take a cache and still compute a prompt that comes in chunks wrongly."""
+"""Values of ``model_type`` that the tests hold to Transformers. Others are refused: a layer that
+takes a cache may still compute a prompt that comes in chunks wrongly, as those below would."""
+_SCAN_FROM_ZERO = frozenset({"falcon_mamba", "jamba", "mamba"})
+"""Models whose layers begin several tokens at a state of zero whatever the cache holds, and go on
+from it with one token at a time only."""
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 """What the parameter is called, the newest name first."""
 
@@ -122,13 +130,15 @@ class RecurrentLayers:
 
     Args:
         model: of Transformers.
+        name: its ``model_type``.
         layers: indices of its recurrent layers.
 
     Raises:
         ModelLoadError: a layer has no module that takes a cache.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
+    def __init__(self, model: nn.Module, name: str, layers: Sequence[int]) -> None:
+        self._one_by_one = name in _SCAN_FROM_ZERO
         self.shapes: dict[int, LayerStates] = {}
         """Filled by the first run, which is the probe's: one sequence of one token."""
         self._step: tuple[StateRows, StateStorage] | None = None
@@ -188,8 +198,10 @@ class RecurrentLayers:
         for slot, begin, end, fresh in rows.chunks:
             before = {key: tensor[slot : slot + 1] for key, tensor in tensors.items()}
             cache = StateCache(None if fresh else dict(before))
-            out, extra = _output(run(hidden[:, begin:end], cache))
-            found.append(out)
+            length = 1 if self._one_by_one and not fresh else end - begin
+            for at in range(begin, end, length):
+                out, extra = _output(run(hidden[:, at : at + length], cache))
+                found.append(out)
             for key, tensor in before.items():
                 tensor.copy_(cache.states[key])
         joined = found[0] if len(found) == 1 else torch.cat(found, dim=1)

@@ -323,9 +323,9 @@ def test_code_in_the_directory_does_not_run(tmp_path: Path) -> None:
 def test_other_layers_are_refused_by_name(tmp_path: Path) -> None:
     import transformers
 
-    config = transformers.MambaConfig(
-        vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4
+    config = transformers.RwkvConfig(
+        vocab_size=64, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16
     )
-    transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match="mamba"):
+    transformers.RwkvForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="rwkv has layers of the kind recurrent"):
         PyTorchBackend(tmp_path)

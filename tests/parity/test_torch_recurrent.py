@@ -1,4 +1,4 @@
-"""Hybrid models on the PyTorch backend: states, snapshots, and what is said when they do not fit.
+"""Models with states on the PyTorch backend: snapshots, and what is said when they do not fit.
 
 That batches, chunks, prefix hits and preemption change no token is in ``test_torch_models.py``, for
 every architecture.
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_checkpoints import VOCAB, Checkpoint, write_checkpoint, write_tokenizer
+from tiny_hf import edit_config
 
 from pocket_backend.api import EngineArgs, EngineError, ModelLoadError, SamplingParams
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest
@@ -26,7 +27,7 @@ from pocket_backend.executors.torch_engine import PyTorchBackend
 pytestmark = pytest.mark.parity
 
 NEW = 12
-HYBRIDS = ["qwen3_5", "minimax"]
+MODELS = ["qwen3_5", "minimax", "mamba2"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=HYBRIDS)
+@pytest.fixture(scope="module", params=MODELS)
 def checkpoint(request: Any, tmp_path_factory: Any) -> Checkpoint:
     return write_checkpoint(tmp_path_factory.mktemp(request.param), request.param, seed=1)
 
@@ -208,22 +209,36 @@ def test_states_keep_their_type_in_low_precision(qwen: Checkpoint) -> None:
         backend.close()
 
 
-def test_hybrids_of_another_build_are_refused_by_name(tmp_path: Path) -> None:
-    """Jamba's layers forget their convolution's past when a prompt comes in several chunks."""
+def test_a_model_of_states_only_keeps_no_keys_and_values(tmp_path: Path) -> None:
+    mamba = write_checkpoint(tmp_path, "mamba2")
+    edit_config(tmp_path, max_position_embeddings=None)  # as real ones are
+    backend = PyTorchBackend(mamba.path, {"max_batch_size": 2})
+    try:
+        memory = backend.get_memory_info()
+        # Two layers with a convolution over 128 + 2 * 2 * 8 channels and 8 heads of 16 x 8.
+        assert memory.state_bytes == 2 * 4 * (160 * 4 + 8 * 16 * 8)
+        assert memory.kv_cache_bytes == 0
+        assert memory.num_state_snapshots == 82
+        assert memory.max_context == memory.num_blocks * memory.block_size == 1 << 17
+        [output] = backend.execute_model([step(prompts()[4])])
+        assert output.token_id == mamba.best_next(prompts()[4])[-1]
+    finally:
+        backend.close()
+
+
+def test_recurrent_layers_of_another_build_are_refused_by_name(tmp_path: Path) -> None:
+    """Whether theirs can go on from a state that was saved, nobody has tested."""
     import transformers
 
-    config = transformers.JambaConfig(
+    config = transformers.RecurrentGemmaConfig(
         vocab_size=64,
         hidden_size=32,
         intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=3,
         num_attention_heads=2,
-        num_key_value_heads=2,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        mamba_d_state=8,
-        use_mamba_kernels=False,
+        lru_width=32,
+        attention_window_size=16,
     )
-    transformers.JambaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match="jamba is a hybrid that the PyTorch backend"):
+    transformers.RecurrentGemmaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="recurrent_gemma has recurrent layers that"):
         PyTorchBackend(tmp_path)

@@ -55,6 +55,8 @@ _MAMBA = {
     "mamba_expand": 2,
 }
 
+_STATE_ONLY = {"state_size": 8, "conv_kernel": 4, "expand": 2}
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
@@ -128,13 +130,57 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_intermediate_size": 32,
         },
     ),
+    "mamba": ("Mamba", _STATE_ONLY),
+    "falcon_mamba": ("FalconMamba", _STATE_ONLY),
+    "mamba2": (
+        "Mamba2",
+        {**_STATE_ONLY, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 8},
+    ),
+    "jamba": (
+        "Jamba",
+        {
+            "num_hidden_layers": 3,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "mamba_d_state": 8,
+            "mamba_expand": 2,
+            "mamba_dt_rank": 4,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            "layers_block_type": [
+                "linear_attention",
+                "moe",
+                "full_attention",
+                "mlp",
+                "linear_attention",
+            ],
+            "num_hidden_layers": 5,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 8,
+            "chunk_size": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 32,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
     "olmo_hybrid": (
         "OlmoHybrid",
         {key: value for key, value in _HYBRID.items() if key != "partial_rotary_factor"},
     ),
 }
 """Name -> (class prefix in Transformers, what differs from ``_BASE``)."""
-SLOW = frozenset({"bamba", "granitemoehybrid", "olmo_hybrid", "qwen3_5_moe", "qwen3_next"})
+SLOW = frozenset(
+    {"bamba", "falcon_mamba", "granitemoehybrid", "olmo_hybrid", "qwen3_5_moe", "qwen3_next"}
+)
 """Architectures whose tests are not run by default: their kind is tested with another one."""
 
 
