@@ -190,10 +190,12 @@ class Terminal:
         for last in range(presses, 0, -1):
             self.type("\x03")
             try:
-                return self.wait_for(pattern, 2.0)
+                self.wait_for(pattern, 2.0)
             except AssertionError:
                 if last == 1:
                     raise
+            else:
+                return
 
     def close(self) -> None:
         if self.process.poll() is None:
