@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pocket_backend.core.step import ExecuteRequest, TokenLogprobs
 from pocket_backend.kv.manager import BlockUsage
+from pocket_backend.kv.snapshots import SnapshotUsage
 
 if TYPE_CHECKING:
     from pocket_backend.core.request import ScheduledRequest
@@ -73,6 +74,7 @@ class SchedulerStats:
     """Of those, how many wait for a prefix that a running sequence is computing."""
     free_slots: int
     blocks: BlockUsage
+    snapshots: SnapshotUsage
     steps: int
     admissions: int
     preemptions: int

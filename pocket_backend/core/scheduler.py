@@ -307,6 +307,7 @@ class ContinuousBatchScheduler:
             held_back=len(life.held),
             free_slots=len(life.free_slots),
             blocks=life.blocks.usage(),
+            snapshots=life.blocks.snapshot_usage(),
             steps=self._steps,
             admissions=life.admissions,
             preemptions=life.preemptions,

@@ -12,6 +12,7 @@ from pocket_backend.observability.histogram import Histogram, HistogramData
 
 if TYPE_CHECKING:
     from pocket_backend.core import SchedulerStats
+    from pocket_backend.core.step import MemoryInfo
 
 _BATCHED = tuple(metric for metric in names.METRICS if metric.batched)
 
@@ -54,6 +55,16 @@ class EngineStats:
     blocks_used: int = 0
     blocks_cached: int = 0
     blocks_total: int = 0
+    snapshots_free: int = 0
+    """Of models that keep a recurrent state. free + writing + saved = total."""
+    snapshots_writing: int = 0
+    snapshots_saved: int = 0
+    snapshots_total: int = 0
+    snapshot_saved_bytes: int = 0
+    snapshot_saves: int = 0
+    snapshot_hits: int = 0
+    snapshots_replaced: int = 0
+    snapshots_dropped: int = 0
     requests: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Finished requests by finish reason."""
     prompt_tokens: int = 0
@@ -80,18 +91,28 @@ class EngineStats:
 
 
 def make_stats(
-    scheduler: SchedulerStats, counters: EngineCounters, slots_total: int
+    scheduler: SchedulerStats, counters: EngineCounters, memory: MemoryInfo
 ) -> EngineStats:
-    blocks = scheduler.blocks
+    """``memory``: what the scheduler was built from."""
+    blocks, snapshots = scheduler.blocks, scheduler.snapshots
     return EngineStats(
         waiting=scheduler.waiting,
         running=scheduler.running,
         slots_free=scheduler.free_slots,
-        slots_total=slots_total,
+        slots_total=memory.max_slots,
         blocks_free=blocks.free,
         blocks_used=blocks.in_use,
         blocks_cached=blocks.cached_only,
         blocks_total=blocks.total,
+        snapshots_free=snapshots.free,
+        snapshots_writing=snapshots.writing,
+        snapshots_saved=snapshots.saved,
+        snapshots_total=snapshots.total,
+        snapshot_saved_bytes=snapshots.saved * memory.state_bytes,
+        snapshot_saves=snapshots.saves,
+        snapshot_hits=snapshots.hits,
+        snapshots_replaced=snapshots.replaced,
+        snapshots_dropped=snapshots.dropped,
         requests=MappingProxyType(dict(counters.requests)),
         prompt_tokens=counters.prompt_tokens,
         generated_tokens=counters.generated_tokens,

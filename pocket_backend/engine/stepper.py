@@ -565,9 +565,7 @@ class EngineStepper:
 
     def _snapshot(self, now: float) -> None:
         self._stats_at = now
-        self.stats = make_stats(
-            self.scheduler.stats(), self.counters, self.scheduler.memory.max_slots
-        )
+        self.stats = make_stats(self.scheduler.stats(), self.counters, self.scheduler.memory)
 
 
 def _note_admission(entry: RequestEntry, output: RequestOutput) -> None:

@@ -17,7 +17,7 @@ from pocket_backend.kv.manager import BlockManager, BlockUsage, PrefixMatch, Seq
 from pocket_backend.kv.pool import BlockPool, IntegrityError
 from pocket_backend.kv.radix import Namespace
 from pocket_backend.kv.recurrent import RecurrentBlockManager
-from pocket_backend.kv.snapshots import SnapshotPool
+from pocket_backend.kv.snapshots import SnapshotPool, SnapshotUsage
 
 __all__ = [
     "BlockManager",
@@ -29,4 +29,5 @@ __all__ = [
     "RecurrentBlockManager",
     "SequenceBlocks",
     "SnapshotPool",
+    "SnapshotUsage",
 ]

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pocket_backend.kv.eviction import POLICIES, EvictionQueue
 from pocket_backend.kv.pool import FREE, BlockPool, IntegrityError
 from pocket_backend.kv.radix import BlockKey, CacheNode, Namespace, RadixPrefixCache, Root
+from pocket_backend.kv.snapshots import SnapshotUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,10 @@ class BlockManager:
     def usage(self) -> BlockUsage:
         free, cached = self._pool.num_free, self._num_cached_only
         return BlockUsage(free, self.num_blocks - free - cached, cached, self.num_blocks)
+
+    def snapshot_usage(self) -> SnapshotUsage:
+        """Of models that keep a recurrent state; nothing here."""
+        return SnapshotUsage()
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

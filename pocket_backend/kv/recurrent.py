@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pocket_backend.kv.manager import BlockManager, PrefixMatch, SequenceBlocks
 from pocket_backend.kv.pool import IntegrityError
 from pocket_backend.kv.radix import BlockKey, CacheNode, Namespace, RadixPrefixCache
-from pocket_backend.kv.snapshots import SnapshotPool
+from pocket_backend.kv.snapshots import SnapshotPool, SnapshotUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,11 @@ class RecurrentBlockManager(BlockManager):
         self._cache: _PrefixCache = _PrefixCache(num_blocks, block_size, block_key, num_snapshots)
         self.snapshots = self._cache.snapshots
         self._states: dict[SequenceBlocks, TableState] = {}
+        self._starts = 0
+        """Sequences sent to the executor with a snapshot to start from."""
+
+    def snapshot_usage(self) -> SnapshotUsage:
+        return self.snapshots.usage(self._starts)
 
     # -- admission ----------------------------------------------------------------------------
 
@@ -162,6 +167,7 @@ class RecurrentBlockManager(BlockManager):
         if state.reading is not None:
             self._stop_reading(state)
         source, state.source = state.source, None
+        self._starts += source is not None
         return source
 
     def target_of(self, blocks: SequenceBlocks) -> int | None:

@@ -7,12 +7,31 @@ path's last node and goes with it. Storage is the executor's, as with blocks.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pocket_backend.kv.pool import IntegrityError
 
 if TYPE_CHECKING:
     from pocket_backend.kv.radix import CacheNode
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotUsage:
+    """Snapshots by state (the three add up to ``total``), and counts since the start."""
+
+    free: int = 0
+    writing: int = 0
+    """Reserved for the step in flight."""
+    saved: int = 0
+    total: int = 0
+    saves: int = 0
+    hits: int = 0
+    """Sequences that started from a snapshot."""
+    replaced: int = 0
+    """Saved ones given up for newer ones."""
+    dropped: int = 0
+    """Saved ones that went with their KV block."""
 
 
 class SnapshotPool:
@@ -23,7 +42,9 @@ class SnapshotPool:
     manager owns it.
     """
 
-    __slots__ = ("_free", "_kept", "_pins", "num_evicted", "num_snapshots")
+    __slots__ = (
+        "_free", "_kept", "_pins", "num_dropped", "num_evicted", "num_saved", "num_snapshots",
+    )  # fmt: skip
 
     def __init__(self, num_snapshots: int) -> None:
         if num_snapshots < 0:
@@ -31,6 +52,10 @@ class SnapshotPool:
         self.num_snapshots = num_snapshots
         self.num_evicted = 0
         """Kept snapshots given up for new ones since the start."""
+        self.num_dropped = 0
+        """Kept snapshots that left with their node since the start."""
+        self.num_saved = 0
+        """Snapshots that became a node's since the start."""
         self._free = list(range(num_snapshots - 1, -1, -1))
         self._kept: OrderedDict[CacheNode, int] = OrderedDict()
         """Least recently used first."""
@@ -66,6 +91,7 @@ class SnapshotPool:
             self.give_back(snapshot)
         else:
             self._kept[node] = snapshot
+            self.num_saved += 1
         self._kept.move_to_end(node)
 
     def drop(self, node: CacheNode) -> None:
@@ -74,6 +100,7 @@ class SnapshotPool:
             raise IntegrityError(f"KV block {node.block} goes while its snapshot is to be read")
         snapshot = self._kept.pop(node, None)
         if snapshot is not None:
+            self.num_dropped += 1
             self._free.append(snapshot)
 
     def pin(self, node: CacheNode) -> int:
@@ -88,6 +115,20 @@ class SnapshotPool:
             self._pins[node] = left
         else:
             del self._pins[node]
+
+    def usage(self, hits: int) -> SnapshotUsage:
+        """``hits``: how often one was read."""
+        free, saved = len(self._free), len(self._kept)
+        return SnapshotUsage(
+            free=free,
+            writing=self.num_snapshots - free - saved,
+            saved=saved,
+            total=self.num_snapshots,
+            saves=self.num_saved,
+            hits=hits,
+            replaced=self.num_evicted,
+            dropped=self.num_dropped,
+        )
 
     def check(self, taken: list[int], pinned: list[CacheNode]) -> None:
         """Compare with the ids that sequences hold and the nodes that they are still to read.

@@ -158,6 +158,29 @@ PREFIX_HITS = Metric(
     vllm="vllm:prefix_cache_hits_total",
 )
 
+# Saved states of models that keep one (all zero for others)
+SNAPSHOTS = Metric(
+    "pocket_state_snapshots",
+    "gauge",
+    "Places for saved recurrent states, by state: free, being written, saved.",
+    ("state",),
+    (("free", "writing", "saved"),),
+)
+SNAPSHOT_BYTES = Metric("pocket_state_snapshot_bytes", "gauge", "Memory of saved states, in bytes.")
+SNAPSHOT_SAVES = Metric("pocket_state_snapshot_saves_total", "counter", "States saved.")
+SNAPSHOT_HITS = Metric(
+    "pocket_state_snapshot_hits_total",
+    "counter",
+    "Sequences that started from a saved state, resumed ones included.",
+)
+SNAPSHOT_EVICTIONS = Metric(
+    "pocket_state_snapshot_evictions_total",
+    "counter",
+    "Saved states given up: for a newer one, or because their KV block was evicted.",
+    ("reason",),
+    (("newer", "block"),),
+)
+
 # Latencies of requests that ended with stop or length
 TTFT_SECONDS = Metric(
     "pocket_ttft_seconds",

@@ -47,6 +47,7 @@ class SnapshotMachine(ManagerMachine):
         """Admitted, and not started yet."""
         self.stops: dict[LiveSequence, set[int]] = {}
         self.saved_at: dict[LiveSequence, int] = {}
+        self.hits = self.replaced = 0
 
     # -- the model ----------------------------------------------------------------------------
 
@@ -70,6 +71,7 @@ class SnapshotMachine(ManagerMachine):
         victim = next((p for p in self.kept if p not in self.reading.values()), None)
         if victim is not None:
             del self.kept[victim]
+            self.replaced += 1
         return victim is not None
 
     def model_stop(self, sequence: LiveSequence, begin: int, end: int) -> int | None:
@@ -124,6 +126,7 @@ class SnapshotMachine(ManagerMachine):
         assert (source is None) == (prefix is None)
         assert source is None or self.content[source] == prefix
         assert self.manager.starts(blocks) is None
+        self.hits += source is not None
         done = (sequence.namespace, tuple(sequence.tokens[: begin + count]))
         if target is not None:
             self.content[target] = done
@@ -155,7 +158,7 @@ class SnapshotMachine(ManagerMachine):
         end = min(len(sequence.tokens), begin + count)
         if end > begin:
             self.plan(sequence, begin, end)
-            self.manager.starts(sequence.blocks)
+            self.hits += self.manager.starts(sequence.blocks) is not None
         self.free(which=which)
 
     @precondition(lambda self: self.live)
@@ -178,6 +181,15 @@ class SnapshotMachine(ManagerMachine):
         for node, snapshot in pool._kept.items():
             assert self.content[snapshot] == node_state(node)
         assert len(self.kept) + len(pool._free) == self.total
+        usage = self.manager.snapshot_usage()
+        assert (usage.free, usage.saved, usage.total) == (
+            len(pool._free),
+            len(self.kept),
+            self.total,
+        )
+        assert usage.free + usage.writing + usage.saved == usage.total
+        assert (usage.hits, usage.replaced) == (self.hits, self.replaced)
+        assert usage.saves == usage.saved + usage.replaced + usage.dropped
 
     def teardown(self) -> None:
         if not hasattr(self, "manager"):

@@ -97,7 +97,7 @@ def test_every_series_is_there_at_zero(
         for labels in metric.series_labels():
             text = ",".join(f'{key}="{value}"' for key, value in labels.items())
             series = family.series[metric.name + suffix + (f"{{{text}}}" if text else "")]
-            gauge = metric in (names.KV_BLOCKS, names.SLOTS_FREE)
+            gauge = metric in (names.KV_BLOCKS, names.SLOTS_FREE, names.SNAPSHOTS)
             assert gauge or (series.value == 0 and not series.observations), metric.name
     (info,) = [key for key in family.series if key.startswith("pocket_engine_info")]
     assert 'backend="FakeExecutor"' in info
@@ -126,6 +126,34 @@ def test_counts_and_histograms_agree_with_what_was_asked(
     assert family.value("pocket_batch_size_count") == steps
     assert family.value('pocket_batch_size_bucket{le="+Inf"}') == steps
     assert family.value("pocket_step_seconds_sum") >= STEP_SECONDS * steps
+
+
+def test_saved_states_are_counted(
+    monkeypatch: pytest.MonkeyPatch, family: type[FakeMetricFamily]
+) -> None:
+    """A prompt of two blocks, again, and others: two places for states in a pool of six blocks."""
+    fake = {"recurrent": True, "block_size": 4, "num_blocks": 6, "max_state_snapshots": 2}
+    monkeypatch.setenv("POCKETLLM_FAKE_OPTIONS", json.dumps(fake))
+    monkeypatch.setattr(bridge, "PERIOD_SECONDS", 0.1)
+    made = GeneratorModel(
+        make_pb_utils(MetricFamily=family), model_args(model="fake", drain_seconds="0")
+    )
+    try:
+        state_bytes = made._engine.memory_info.state_bytes
+        for count, first in enumerate((0, 0, 50, 100), 1):
+            ask(made, *range(first + 1, first + 10), max_tokens=1).sender.wait()
+            settled(family, 'pocket_requests_total{reason="length"}', count)
+        assert family.value("pocket_state_snapshot_hits_total") == 1  # the second
+        assert family.value("pocket_state_snapshot_saves_total") == 3  # all others
+        assert family.value('pocket_state_snapshots{state="saved"}') == 2
+        assert family.value('pocket_state_snapshots{state="free"}') == 0
+        assert family.value('pocket_state_snapshots{state="writing"}') == 0
+        assert family.value("pocket_state_snapshot_bytes") == 2 * state_bytes > 0
+        gone = [family.value(f"pocket_state_snapshot_evictions_total{{reason=\"{reason}\"}}")
+                for reason in ("newer", "block")]  # fmt: skip
+        assert sum(gone) == 1
+    finally:
+        made.close()
 
 
 def test_a_lone_single_step_request_is_written_too(
