@@ -18,6 +18,7 @@ from pocket_backend.api import EngineArgs
 from pocket_backend.api.errors import ConfigurationError, ModelLoadError, PocketLLMError
 from pocket_backend.cli import gateway
 from pocket_backend.executors.cpu_quota import cpu_quota, quota_threads
+from pocket_backend.text.gguf_files import gguf_model_file, gguf_parts
 from pocket_backend.triton import installation, ports, shm
 from pocket_backend.triton.launcher import check_model_file, find_model_repository
 from pocket_backend.triton.settings import FAKE_MODEL
@@ -184,7 +185,6 @@ def _model(given: str | None) -> str:
 
 def _size(path: Path) -> int:
     """Bytes of the weights at ``path``."""
-    if path.is_file():
-        return path.stat().st_size
-    kinds = ("*.safetensors", "*.gguf")
-    return sum(file.stat().st_size for kind in kinds for file in path.glob(kind))
+    path = gguf_model_file(path)
+    files = path.glob("*.safetensors") if path.is_dir() else gguf_parts(path)
+    return sum(file.stat().st_size for file in files)

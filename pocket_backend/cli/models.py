@@ -20,8 +20,8 @@ from pocket_backend.api import (
 from pocket_backend.cli import console
 from pocket_backend.cli.exit_codes import OK
 from pocket_backend.cli.options import Commands, add_json_option
-from pocket_backend.executors.gguf_description import first_parts
 from pocket_backend.executors.model_description import describe_model
+from pocket_backend.text.gguf_files import gguf_models
 
 KEY_VARIABLE = "POCKETLLM_API_KEY"
 """The key for a gateway that wants one."""
@@ -82,7 +82,7 @@ def _models_below(root: Path) -> Iterator[Path]:
         if len(here.relative_to(root).parts) >= _MAX_DEPTH:
             directories.clear()
         directories[:] = sorted(item for item in directories if not item.startswith("."))
-        yield from first_parts(here)
+        yield from gguf_models(here)
         if "config.json" in files and any(item.endswith(".safetensors") for item in files):
             yield here
 

@@ -30,6 +30,7 @@ from pocket_backend.executors.cpp_prompt_logprobs import PromptScorer, read_logp
 from pocket_backend.executors.cpp_sampling import SlotEdits
 from pocket_backend.executors.cpp_states import SlotStates, pool_sizes
 from pocket_backend.executors.cpu_quota import quota_threads
+from pocket_backend.text.gguf_files import gguf_model_file
 
 if TYPE_CHECKING:
     from pocket_backend.api import EngineArgs
@@ -79,7 +80,7 @@ class CppEngineBackend(BackendExecutor):
     ) -> None:
         if not isinstance(options, CppEngineOptions):
             options = CppEngineOptions.from_mapping(options or {})
-        path = _model_file(ckpt)
+        path = gguf_model_file(Path(ckpt).expanduser())
         native = _native_module()
         self._native = native
         try:
@@ -300,7 +301,7 @@ def inspect_model(ckpt: str | Path, kv_cache_dtype: str = "auto") -> Mapping[str
     native = _native_module()
     try:
         info: Mapping[str, Any] = native.inspect_model(
-            _model_file(ckpt), kv_dtype=options.native_kv_dtype
+            gguf_model_file(Path(ckpt).expanduser()), kv_dtype=options.native_kv_dtype
         )
     except native.EngineError as error:
         raise _load_error(error) from error
@@ -316,7 +317,7 @@ def unsupported_reason(ckpt: str | Path) -> str | None:
     except BackendUnavailableError as error:
         return str(error)
     try:
-        native.inspect_model(_model_file(ckpt))
+        native.inspect_model(gguf_model_file(Path(ckpt).expanduser()))
     except native.EngineError as error:
         return str(error) if error.code == "unsupported" else None
     except ModelLoadError:
@@ -433,19 +434,6 @@ def _native_module() -> Any:
             f"the native module pocket_cpp_core cannot be imported ({error}); build it with "
             "`pip install .` from the project's folder"
         ) from error
-
-
-def _model_file(ckpt: str | Path) -> Path:
-    path = Path(ckpt).expanduser()
-    if not path.is_dir() or (path / "config.json").is_file():
-        return path
-    files = sorted(path.glob("*.gguf"))
-    if len(files) != 1:
-        raise ModelLoadError(
-            f"model: the directory {short_repr(path.name)} holds no config.json and "
-            f"{len(files)} GGUF files; give the path of one file, or a Hugging Face directory"
-        )
-    return files[0]
 
 
 def _context(options: CppEngineOptions, limit: int) -> int:

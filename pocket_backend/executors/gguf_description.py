@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from pocket_backend.executors.model_description import (
     TokenizerSummary,
     by_format,
 )
+from pocket_backend.text.gguf_files import gguf_parts, read_parts
 from pocket_backend.text.gguf_metadata import GgufMetadata
 
 BLOCK_SIZES: dict[str, tuple[int, int]] = {
@@ -28,32 +27,20 @@ BLOCK_SIZES: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 """Format -> (elements, bytes) of a block."""
 
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _TOKENIZER_KINDS = {"gpt2": "BPE", "llama": "SentencePiece", "bert": "WordPiece", "t5": "Unigram"}
-
-
-def first_parts(directory: Path) -> list[Path]:
-    """The GGUF models of a directory: single files, and the first parts of split ones."""
-    return [
-        file
-        for file in sorted(directory.glob("*.gguf"))
-        if (found := _PART.fullmatch(file.name)) is None or int(found.group(2)) == 1
-    ]
 
 
 def describe_gguf(path: Path) -> ModelDescription:
     """Describe a file, or all parts of a split model from its first one.
 
     Raises:
-        ModelLoadError: as ``GgufMetadata``; also a part that is missing.
+        ModelLoadError: as ``gguf_parts`` and ``read_parts``.
     """
-    files = _parts(path)
-    tensors: list[tuple[str, Sequence[int], int | None]] = []
-    for file in files:
-        with GgufMetadata(file) as part:
-            for info in part.tensors():
-                size = _tensor_bytes(info.type_name, info.shape)
-                tensors.append((info.type_name, info.shape, size))
+    files = gguf_parts(path)
+    tensors = [
+        (info.type_name, info.shape, _tensor_bytes(info.type_name, info.shape))
+        for info in read_parts(files)
+    ]
     with GgufMetadata(path) as metadata:
         architecture = metadata.get_str("general.architecture")
         if architecture is None:
@@ -68,20 +55,6 @@ def describe_gguf(path: Path) -> ModelDescription:
             formats=by_format(tensors),
             tokenizer=_tokenizer(metadata),
         )
-
-
-def _parts(path: Path) -> list[Path]:
-    found = _PART.fullmatch(path.name)
-    if found is None:
-        return [path]
-    stem, number, count = found.group(1), int(found.group(2)), int(found.group(3))
-    files = [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-    if number != 1:
-        raise ModelLoadError(f"{path}: is part {number} of {count}; give the first one")
-    for file in files:
-        if not file.is_file():
-            raise ModelLoadError(f"{path}: part {file.name} is missing")
-    return files
 
 
 def _shape(metadata: GgufMetadata, architecture: str) -> Shape:

@@ -100,20 +100,19 @@ def describe_model(model: str | Path) -> ModelDescription:
             names the file and what is wrong with it.
     """
     from pocket_backend.executors.checkpoint_description import describe_checkpoint
-    from pocket_backend.executors.gguf_description import describe_gguf, first_parts
+    from pocket_backend.executors.gguf_description import describe_gguf
+    from pocket_backend.text.gguf_files import gguf_models, only_gguf_model
 
     path = Path(model).expanduser()
     if not path.exists():
         raise ModelLoadError(f"model: {path} does not exist; give a GGUF file or a model directory")
-    if path.is_file():
+    if not path.is_dir():
         if path.suffix == ".safetensors":
             raise ModelLoadError(f"model: {path.name} is one file of a model; give its directory")
         return describe_gguf(path)
-    found = first_parts(path)
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found[:4])
-        raise ModelLoadError(f"model: {path} holds {len(found)} GGUF models ({names}); name one")
-    return describe_gguf(found[0]) if found else describe_checkpoint(path)
+    if (path / "config.json").is_file() or not gguf_models(path):
+        return describe_checkpoint(path)
+    return describe_gguf(only_gguf_model(path))
 
 
 def by_format(

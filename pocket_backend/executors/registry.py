@@ -17,6 +17,7 @@ from pocket_backend.api import (
 )
 from pocket_backend.api.errors import short_repr
 from pocket_backend.observability.logging import get_logger, log_event
+from pocket_backend.text.gguf_files import gguf_models
 
 if TYPE_CHECKING:
     from pocket_backend.api import EngineArgs
@@ -125,7 +126,7 @@ def _model_format(path: Path) -> str:
     if path.is_dir():
         if (path / "config.json").is_file():
             return "a Hugging Face directory"
-        if any(path.glob("*.gguf")):
+        if gguf_models(path):
             return "a directory with a GGUF file"
         raise ModelLoadError(
             f"model: the directory {str(path)!r} holds neither config.json nor a GGUF file"

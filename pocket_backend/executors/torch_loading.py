@@ -22,6 +22,7 @@ from pocket_backend.api import (
 from pocket_backend.api.errors import short_repr
 from pocket_backend.executors.torch_attention import ATTENTION_NAME, paged_attention
 from pocket_backend.executors.torch_options import DTYPES, TorchOptions
+from pocket_backend.text.gguf_files import gguf_model_file, gguf_parts
 from pocket_backend.text.gguf_metadata import GgufMetadata
 
 _GGUF_MAGIC = b"GGUF"
@@ -109,16 +110,14 @@ def gguf_tokenizer_size(file: Path) -> int | None:
 
 def _locate(path: Path) -> tuple[Path, str | None]:
     """(directory, name of the GGUF file in it or None)."""
+    path = gguf_model_file(path)
     if path.is_dir():
-        if (path / "config.json").is_file():
-            return path, None
-        files = sorted(path.glob("*.gguf"))
-        if len(files) != 1:
-            raise ModelLoadError(
-                f"model: the directory {short_repr(path.name)} holds neither config.json nor "
-                f"exactly one GGUF file ({len(files)} found)"
-            )
-        path = files[0]
+        return path, None
+    if len(parts := gguf_parts(path)) > 1:  # Transformers reads the tensors of one file only
+        raise ModelLoadError(
+            f"model: {short_repr(path.name)} is split into {len(parts)} files, which the torch "
+            "backend does not read; use the C++ engine, or one file (gguf-split --merge)"
+        )
     if not path.is_file():
         raise ModelLoadError(
             f"model: no file or directory {str(path)!r}; give a directory with config.json and "

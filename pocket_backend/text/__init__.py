@@ -10,6 +10,7 @@
 | `tokenizer` | the `Tokenizer` contract and `load_tokenizer` |
 | `backend_tokenizer` | its implementation over the `tokenizers` library |
 | `gguf_metadata` | bounds-checked reader of GGUF key/values |
+| `gguf_files` | which files make a GGUF model, and whether they belong together |
 | `gguf_tokenizer` | a tokenizer from a GGUF file |
 | `pre_tokenizers` | how byte-level vocabularies split text, by name |
 | `hf_tokenizer` | a tokenizer from a Hugging Face directory |

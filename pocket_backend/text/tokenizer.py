@@ -86,25 +86,29 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Build the tokenizer of a model.
 
-    ``path`` is a GGUF file or a directory with ``tokenizer.json``; ``tokenizer_path``, if given, is
-    used instead. ``pre`` overrides ``tokenizer.ggml.pre`` of a GGUF file: the name of the split
-    that its byte-level BPE was trained with (``SPLIT_SCHEMES`` lists them).
+    ``path`` is a GGUF file (the first part of a split model), or a directory with
+    ``tokenizer.json`` or with one GGUF model; ``tokenizer_path``, if given, is used instead.
+    ``pre`` overrides ``tokenizer.ggml.pre`` of a GGUF file: the name of the split that its
+    byte-level BPE was trained with (``SPLIT_SCHEMES`` lists them).
 
     Raises:
         ModelLoadError: the file is missing or damaged, or its tokenizer is of an unknown kind
             (unknown or absent ``tokenizer.ggml.pre`` included); names the file and the key.
     """
     # Here, so that importing the package does not load the tokenizers library.
+    from pocket_backend.text.gguf_files import gguf_models, gguf_parts, only_gguf_model
     from pocket_backend.text.gguf_tokenizer import load_gguf_tokenizer
     from pocket_backend.text.hf_tokenizer import load_hf_tokenizer
 
     source = Path(path if tokenizer_path is None else tokenizer_path).expanduser()
     if source.name == "tokenizer.json":
         source = source.parent
+    elif source.is_dir() and not (source / "tokenizer.json").is_file() and gguf_models(source):
+        source = only_gguf_model(source)
     if source.is_dir():
         if pre is not None:
             raise ModelLoadError(
                 f"{source}: pre= is for GGUF files; tokenizer.json states its own split"
             )
         return load_hf_tokenizer(source)
-    return load_gguf_tokenizer(source, pre)
+    return load_gguf_tokenizer(gguf_parts(source)[0], pre)

@@ -28,6 +28,7 @@ from typing import Self
 
 import pocket_backend
 from pocket_backend.api.errors import ConfigurationError, ModelLoadError
+from pocket_backend.text.gguf_files import gguf_model_file, gguf_parts
 from pocket_backend.triton import probes
 from pocket_backend.triton.guardian import GuardianSpec, stop_command
 from pocket_backend.triton.installation import (
@@ -371,21 +372,18 @@ def find_model_repository() -> Path:
 
 
 def check_model_file(model: str) -> None:
-    """Raises ModelLoadError unless ``model`` names a readable file or model directory."""
+    """Raises ModelLoadError unless ``model`` names a readable file, whose parts are all there, or a
+    model directory."""
     if model == FAKE_MODEL:
         return
-    path = Path(model).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
-        raise ModelLoadError(
-            f"model: {path} is a directory without config.json or a GGUF file; give a GGUF file or "
-            "a Hugging Face directory"
-        )
-    if not path.exists():
-        raise ModelLoadError(
-            f"model: {path} does not exist; give a GGUF file or a Hugging Face directory"
-        )
-    if not os.access(path, os.R_OK):
-        raise ModelLoadError(f"model: {path} is not readable by this user")
+    path = gguf_model_file(Path(model).expanduser())
+    for file in gguf_parts(path):
+        if not file.exists():
+            raise ModelLoadError(
+                f"model: {file} does not exist; give a GGUF file or a Hugging Face directory"
+            )
+        if not os.access(file, os.R_OK):
+            raise ModelLoadError(f"model: {file} is not readable by this user")
 
 
 def _join_paths(first: list[str], rest: str | None) -> str:

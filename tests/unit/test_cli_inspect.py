@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from split_gguf import split_gguf
 from tiny_gguf import TinyLlama, write_gguf
 
 from pocket_backend.api import EngineArgs, ModelLoadError
@@ -88,24 +89,26 @@ def test_kv_memory_is_what_the_engine_allocates(
     assert memory["total"] == memory["weights"] + memory["kv"] + memory["process"]
 
 
-def test_a_split_gguf_counts_all_parts(tmp_path: Path) -> None:
-    one, two = (tmp_path / f"m-{i:05}-of-00002.gguf" for i in (1, 2))
-    whole = write_gguf(one, TinyLlama())
-    writer = gguf.GGUFWriter(str(two), "llama")
-    writer.add_tensor("more", np.zeros((4, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    for path in (one, tmp_path):
-        model = describe_model(path)
-        assert model.files == 2
-        assert model.parameters == sum(array.size for array in whole.values()) + 32
-    with pytest.raises(ModelLoadError, match="is part 2 of 2; give the first one"):
-        describe_model(two)
-    two.unlink()
-    with pytest.raises(ModelLoadError, match=r"part m-00002-of-00002\.gguf is missing"):
-        describe_model(one)
+def test_a_split_gguf_counts_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    single = tmp_path / "m.gguf"
+    whole = write_gguf(single, TinyLlama(tokenizer_tokens=333))
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    parts = split_gguf(single, folder, max_tensors=8)
+    expected = inspected(capsys, str(single))
+    for path in (parts[0], folder):
+        found = inspected(capsys, str(path))
+        assert found["files"] == 3
+        assert found["parameters"] == sum(array.size for array in whole.values())
+        assert found["serving"]["backend"] == "cpp"
+        for key in ("architecture", "formats", "shape", "tokenizer"):
+            assert found[key] == expected[key]
+        assert found["memory_bytes"]["weights"] == expected["memory_bytes"]["weights"]
+    with pytest.raises(ModelLoadError, match="is part 2 of 3 of a model; give the first one"):
+        describe_model(parts[1])
+    parts[1].unlink()
+    with pytest.raises(ModelLoadError, match=r"m-00002-of-00003\.gguf: the file is missing"):
+        describe_model(parts[0])
 
 
 def test_a_checkpoint_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").touch()
     assert resolve_model(str(tmp_path)) == str(tmp_path / "a.gguf")
     (tmp_path / "b.gguf").touch()
-    with pytest.raises(ConfigurationError, match=r"has 2 GGUF files \(a.gguf, b.gguf, ...\); name"):
+    with pytest.raises(ConfigurationError, match=r"holds 2 GGUF models \(a.gguf, b.gguf\); name"):
         resolve_model(str(tmp_path))
     (tmp_path / "config.json").touch()
     assert resolve_model(str(tmp_path)) == str(tmp_path)
@@ -185,8 +185,11 @@ def test_wheel_stub_becomes_executable(tmp_path: Path) -> None:
 def test_model_file_is_checked_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
         check_model_file(str(tmp_path / "absent.gguf"))
-    with pytest.raises(ModelLoadError, match="is a directory"):
+    with pytest.raises(ModelLoadError, match="holds neither config"):
         check_model_file(str(tmp_path))
+    (tmp_path / "m-00002-of-00002.gguf").touch()
+    with pytest.raises(ModelLoadError, match=r"is part 2 of 2 .* m-00001-of-00002"):
+        check_model_file(str(tmp_path / "m-00002-of-00002.gguf"))
     check_model_file("fake")
     server = TritonServer(ServerOptions(str(tmp_path / "absent.gguf")))
     with pytest.raises(ModelLoadError, match="does not exist"):

@@ -4,7 +4,7 @@
 #include <variant>
 
 #include "pocket/base/error.h"
-#include "pocket/io/gguf.h"
+#include "pocket/io/gguf_model.h"
 #include "pocket/models/weight_source.h"
 
 namespace pocket {
@@ -12,7 +12,7 @@ namespace {
 
 class GgufSource final : public WeightSource {
  public:
-  explicit GgufSource(const std::string& path) : file_(path) {}
+  explicit GgufSource(const std::string& path) : model_(path), file_(model_.first()) {}
 
   std::string name() const override { return file_.path().filename().string(); }
 
@@ -88,7 +88,7 @@ class GgufSource final : public WeightSource {
   }
 
   std::optional<StoredTensor> find(std::string_view tensor) const override {
-    const GgufTensor* found = file_.find_tensor(tensor);
+    const GgufTensor* found = model_.find_tensor(tensor);
     if (found == nullptr) {
       return std::nullopt;
     }
@@ -98,8 +98,8 @@ class GgufSource final : public WeightSource {
 
   std::vector<std::string> tensor_names() const override {
     std::vector<std::string> names;
-    for (const auto& [tensor, unused] : file_.tensors()) {
-      names.push_back(tensor);
+    for (const auto& [tensor, unused] : model_.tensors()) {
+      names.emplace_back(tensor);
     }
     return names;
   }
@@ -109,7 +109,7 @@ class GgufSource final : public WeightSource {
 
   float norm_weight_offset() const override { return 0.0F; }
 
-  void release() const noexcept override { file_.release_pages(); }
+  void release() const noexcept override { model_.release_pages(); }
 
  private:
   std::string prefixed(std::string_view key) const {
@@ -127,7 +127,8 @@ class GgufSource final : public WeightSource {
     return flags;
   }
 
-  GgufFile file_;
+  GgufModel model_;
+  const GgufFile& file_;  // with the metadata
 };
 
 }  // namespace

@@ -59,8 +59,8 @@ class WeightSource {
   virtual void release() const noexcept = 0;
 };
 
-/// A GGUF file as a weight source. Throws what `GgufFile` throws, and `Error(kBadFile)` for an end
-/// of text that its tokenizer does not have.
+/// A GGUF model as a weight source: a file, or a split model by its first part. Throws what
+/// `GgufModel` throws, and `Error(kBadFile)` for an end of text that its tokenizer does not have.
 [[nodiscard]] std::unique_ptr<WeightSource> open_gguf_source(const std::string& path);
 
 /// A Hugging Face directory as a weight source: config.json, safetensors, and as far as they are
