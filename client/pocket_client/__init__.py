@@ -21,6 +21,7 @@ from pocket_client.errors import (
     PocketClientError,
     RequestCancelledError,
     ServerError,
+    ShuttingDownError,
     UnavailableError,
     UnsupportedError,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "RequestCancelledError",
     "RetryPolicy",
     "ServerError",
+    "ShuttingDownError",
     "Stream",
     "TokenLogprobs",
     "TokenScore",

@@ -17,7 +17,8 @@ _PREFIX = re.compile(r"^(?:in ensemble '[^']*', )?(?:request '[^']*': )?")
 _FIELD = re.compile(r"^([A-Za-z_]\w{0,63})((?:\[\d+\]|\.\w+)*): ")
 _UNSUPPORTED = re.compile(r"^unsupported: ([\w ]{1,64}?)(?:: (.*))?$", re.DOTALL)
 _DEADLINE = re.compile(r"^not finished within [\d.]+ s of arrival")
-_OVERLOADED = re.compile(r"(try again later|retry later|shutting down)")
+_OVERLOADED = re.compile(r"try again later|retry later")
+_STOPPING = re.compile(r"shutting down|Server is stopping")  # the engine's word, and Triton's
 _NO_MODEL = re.compile(r"^Request for unknown model: ")
 _CANCELLED = re.compile(r"^(was )?cancelled\b", re.IGNORECASE)
 
@@ -70,6 +71,10 @@ class OverloadedError(UnavailableError):
     """The server answers, but its queue is full or it is shutting down."""
 
 
+class ShuttingDownError(OverloadedError):
+    """The server takes no more requests; another one, or its successor, may."""
+
+
 class RequestCancelledError(PocketClientError):
     """Somebody cancelled the request by its id, or the client was closed."""
 
@@ -110,6 +115,8 @@ def _classified(text: str) -> PocketClientError:
             return InvalidRequestError(text, field=field)
         if text[found.end() :].startswith("unknown field"):
             return InvalidRequestError(text, field=found.group(1))
+    if _STOPPING.search(text):
+        return ShuttingDownError(text)
     if _OVERLOADED.search(text):
         return OverloadedError(text)
     return ServerError(text or "the server sent an error without a message")

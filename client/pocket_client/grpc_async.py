@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
-from tritonclient.grpc import service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from pocket_client.errors import (
     PocketClientError,
@@ -36,7 +36,7 @@ class AsyncGrpcTransport:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._channel: Any = None
-        self._stub: Any = None
+        self._infer: Any = None
 
     def open(self, request: GenerationRequest, timeout: float | None) -> AsyncGrpcChunkStream:
         message = generation_message(request, timeout)
@@ -73,10 +73,10 @@ class AsyncGrpcTransport:
     ) -> Any:
         if self._channel is None:
             self._channel = self._connect()
-            self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+            self._infer = _one_request(self._channel)
         deadline = None if timeout is None else timeout + DEADLINE_GRACE
         try:
-            return self._stub.ModelStreamInfer(_once(message), timeout=deadline, metadata=headers)
+            return self._infer(message, timeout=deadline, metadata=headers)
         except grpc.aio.UsageError as error:
             raise UnavailableError(f"the client is closed: {error}") from None
 
@@ -148,5 +148,14 @@ class AsyncGrpcChunkStream:
         self._responses.cancel()
 
 
-async def _once(message: Any) -> AsyncIterator[Any]:
-    yield message
+def _one_request(channel: Any) -> Any:
+    """``ModelStreamInfer`` for one request, which is all that we send on a stream.
+
+    The same call on the wire; here headers, request and end leave in one batch, where a stream of
+    requests waits between them.
+    """
+    return channel.unary_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+    )

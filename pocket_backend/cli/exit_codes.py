@@ -35,6 +35,7 @@ _CLIENT_STATUSES = {
     "UnsupportedError": USAGE,
     "UnavailableError": UNAVAILABLE,
     "OverloadedError": UNAVAILABLE,
+    "ShuttingDownError": UNAVAILABLE,
     "DeadlineExceededError": UNAVAILABLE,
     "ModelNotFoundError": MODEL,
 }

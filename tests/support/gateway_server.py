@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import uvicorn
 
+from pocket_client.gateway.__main__ import http_protocol
 from pocket_client.gateway.app import create_app
 from pocket_client.gateway.settings import GatewaySettings
 
@@ -28,7 +29,11 @@ class RunningGateway:
         self._socket = socket.create_server(("127.0.0.1", port))
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
-            self.app, log_config=None, lifespan="on", timeout_graceful_shutdown=1
+            self.app,
+            http=http_protocol(),
+            log_config=None,
+            lifespan="on",
+            timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))

@@ -7,13 +7,16 @@ open answers finish, and then ends the process as SIGTERM does.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
+import gc
 import ipaddress
 import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import uvicorn
 
@@ -42,12 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         app,
         host=options.host,
         port=options.port,
+        http=http_protocol(),
         log_level=options.log_level,
         access_log=options.access_log,
         server_header=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=options.drain_seconds,
     )
+    gc.collect()
+    gc.freeze()  # what was built so far stays: no full collection under load looks at it again
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run()
     return 0
@@ -149,6 +155,15 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Ga
         cors_origins=tuple(options.cors_origin),
         allowed_hosts=tuple(name.lower() for name in options.allowed_host),
     )
+
+
+def http_protocol() -> type[asyncio.Protocol] | Literal["h11"]:
+    """The fast parser where it is installed; uvicorn's own choice of loop is uvloop likewise."""
+    try:
+        from pocket_client.gateway.protocol import BoundedProtocol
+    except ImportError:
+        return "h11"
+    return BoundedProtocol
 
 
 def _seconds(text: str) -> int:

@@ -118,14 +118,15 @@ class Admission:
         ticket = asyncio.get_running_loop().create_future()
         self._queue.add(tenant, ticket)
         self._start()
-        if not ticket.done():
-            if self._queue.waiting_of(tenant) > self._limit_per_tenant:
-                self._queue.withdraw(tenant, ticket)
-                raise too_many(f"{self._limit_per_tenant} of your requests are waiting already")
-            if self._queue.waiting > self._limit:
-                self._queue.withdraw(tenant, ticket)
-                raise overloaded(f"{self._limit} requests are waiting already; retry later")
         turn = Turn(self, tenant)
+        if ticket.done():
+            return turn
+        if self._queue.waiting_of(tenant) > self._limit_per_tenant:
+            self._queue.withdraw(tenant, ticket)
+            raise too_many(f"{self._limit_per_tenant} of your requests are waiting already")
+        if self._queue.waiting > self._limit:
+            self._queue.withdraw(tenant, ticket)
+            raise overloaded(f"{self._limit} requests are waiting already; retry later")
         try:
             async with asyncio.timeout(self._wait_seconds):
                 await ticket

@@ -83,7 +83,7 @@ class GenerationResponse(Response):
                 self._place = running
                 self._service.metrics.in_flight.inc()
                 try:
-                    ended = await self._race(receive, send, running.cancel)
+                    ended = await self._race(receive, send, running.cancelled)
                 finally:
                     self._leave_place()
         except ApiError as error:
@@ -104,17 +104,18 @@ class GenerationResponse(Response):
             self._place = None
             self._service.metrics.in_flight.dec()
 
-    async def _race(self, receive: Receive, send: Send, cancel: asyncio.Event) -> str:
+    async def _race(self, receive: Receive, send: Send, cancelled: asyncio.Future[None]) -> str:
         """``done``, ``gone`` (the client left, or reads no more) or ``cancelled``; nothing runs any
         more on return."""
         run = self._stream if self._generation.stream else self._answer
         work = asyncio.create_task(self._guarded(run, send))
         gone = asyncio.create_task(_disconnected(receive))
-        cancelled = asyncio.create_task(cancel.wait())
-        tasks: set[asyncio.Task[object]] = {work, gone, cancelled}
+        tasks = (work, gone)
         try:
             limit = self._service.settings.request_timeout + STALL_SECONDS
-            await asyncio.wait(tasks, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (*tasks, cancelled), timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            )
             if work.done():
                 return "done"
             return "cancelled" if cancelled.done() and not gone.done() else "gone"

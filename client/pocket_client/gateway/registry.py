@@ -15,8 +15,8 @@ class Running:
     """One generation that is counted and can be cancelled, until it leaves."""
 
     def __init__(self, on_leave: Callable[[Running], None]) -> None:
-        self.cancel = asyncio.Event()
-        """Set at most once, by somebody else's request."""
+        self.cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when somebody else's request asks for it."""
         self._on_leave: Callable[[Running], None] | None = on_leave
 
     def leave(self) -> None:
@@ -78,5 +78,6 @@ class Registry:
         """Cancel the tenant's requests of that id; returns how many."""
         found = self._running.get((tenant.name, name), [])
         for running in found:
-            running.cancel.set()
+            if not running.cancelled.done():
+                running.cancelled.set_result(None)
         return len(found)

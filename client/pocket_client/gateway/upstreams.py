@@ -22,6 +22,7 @@ from pocket_client.errors import (
     DeadlineExceededError,
     OverloadedError,
     PocketClientError,
+    ShuttingDownError,
     UnavailableError,
 )
 from pocket_client.gateway import affinity
@@ -74,7 +75,7 @@ class Upstream:
     def learn(self, error: PocketClientError | None, now: float) -> None:
         """From how a request went; None: an answer arrived."""
         if error is None or error.from_server:
-            going = isinstance(error, OverloadedError) and "shutting down" in error.message
+            going = isinstance(error, ShuttingDownError)
             self.breaker.failed(now) if going else self.breaker.succeeded()
         elif isinstance(error, OverloadedError):
             self.breaker.succeeded()
