@@ -4,7 +4,6 @@ missing when it does not work.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import warnings
 from dataclasses import dataclass
@@ -22,27 +21,12 @@ from pocket_backend.api import (
 from pocket_backend.api.errors import short_repr
 from pocket_backend.executors.torch_attention import ATTENTION_NAME, paged_attention
 from pocket_backend.executors.torch_options import DTYPES, TorchOptions
+from pocket_backend.executors.torch_quantisation import check_quantisation
 from pocket_backend.text.gguf_files import gguf_model_file, gguf_parts
 from pocket_backend.text.gguf_metadata import GgufMetadata
 
 _GGUF_MAGIC = b"GGUF"
-_QUANTISATION_PACKAGES = {
-    "aqlm": ("aqlm",),
-    "awq": ("gptqmodel",),
-    "bitsandbytes": ("bitsandbytes",),
-    "compressed-tensors": ("compressed_tensors",),
-    "eetq": ("kernels",),
-    "fbgemm_fp8": ("fbgemm_gpu",),
-    "gptq": ("gptqmodel", "optimum"),
-    "higgs": ("flute",),
-    "hqq": ("hqq",),
-    "quanto": ("optimum.quanto",),
-    "quark": ("quark",),
-    "spqr": ("spqr_quant",),
-    "torchao": ("torchao",),
-    "vptq": ("vptq",),
-}
-"""Packages that Transformers needs to read a checkpoint of a method; others need none."""
+_MISSING_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +55,8 @@ def load_model(path: Path, options: TorchOptions) -> LoadedModel:
     """
     directory, gguf = _locate(path)
     device = _device(options.device)
-    if gguf is None:
-        _check_quantisation(directory)
-    model = _from_pretrained(directory, gguf, device, options).eval()
+    config = _config(directory) if gguf is None else {}
+    model = _from_pretrained(directory, gguf, config, device, options).eval()
     vocab = int(model.config.get_text_config().vocab_size)
     known = tokenizer_size(directory) if gguf is None else gguf_tokenizer_size(directory / gguf)
     return LoadedModel(
@@ -141,34 +124,22 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _check_quantisation(directory: Path) -> None:
+def _config(directory: Path) -> dict[str, object]:
     try:
         config = json.loads((directory / "config.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{directory / 'config.json'}: cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelLoadError(f"{directory / 'config.json'}: must be a JSON object")
-    quantisation = config.get("quantization_config")
-    if not isinstance(quantisation, dict):
-        return
-    method = str(quantisation.get("quant_method"))
-    for package in _QUANTISATION_PACKAGES.get(method, ()):
-        if not _is_installed(package):
-            raise BackendUnavailableError(
-                f"model: the checkpoint is quantised ({method}) and Transformers needs the package "
-                f"{package} to read it; install that, or use a checkpoint that is not quantised"
-            )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the parent of a dotted name
-        return False
+    return config
 
 
 def _from_pretrained(
-    directory: Path, gguf: str | None, device: torch.device, options: TorchOptions
+    directory: Path,
+    gguf: str | None,
+    config: dict[str, object],
+    device: torch.device,
+    options: TorchOptions,
 ) -> Any:
     try:
         import transformers
@@ -176,6 +147,7 @@ def _from_pretrained(
         raise BackendUnavailableError(
             f"the PyTorch backend needs Transformers ({error}); install pocketllm[torch]"
         ) from error
+    check_quantisation(config, transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING)
     transformers.AttentionInterface.register(ATTENTION_NAME, paged_attention)
     dtype: Any = "auto" if options.dtype == "auto" else getattr(torch, DTYPES[options.dtype])
     if gguf is not None and options.dtype == "auto":
@@ -185,6 +157,7 @@ def _from_pretrained(
         "attn_implementation": ATTENTION_NAME,
         "trust_remote_code": options.trust_remote_code,
         "local_files_only": True,
+        "output_loading_info": True,
     }
     if gguf is not None:
         wanted["gguf_file"] = gguf
@@ -196,7 +169,7 @@ def _from_pretrained(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecations inside Transformers are not the user's
-            return transformers.AutoModelForCausalLM.from_pretrained(directory, **wanted)
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, **wanted)
     except PocketLLMError:
         raise
     except ImportError as error:
@@ -208,6 +181,15 @@ def _from_pretrained(
     finally:
         if with_bar:
             logging.enable_progress_bar()
+    model, found = loaded
+    missing = sorted(found["missing_keys"])
+    if missing:  # Transformers fills them with random numbers
+        raise ModelLoadError(
+            f"model: {short_repr(directory.name)} lacks weights that the model has: "
+            f"{', '.join(missing[:_MISSING_SHOWN])}"
+            + (f" and {more} more" if (more := len(missing) - _MISSING_SHOWN) > 0 else "")
+        )
+    return model
 
 
 def _line(error: BaseException) -> str:

@@ -21,7 +21,6 @@ from tiny_checkpoints import (
 from tiny_gguf import TinyLlama, write_gguf
 
 from pocket_backend.api import (
-    BackendUnavailableError,
     ConfigurationError,
     EngineArgs,
     EngineError,
@@ -303,12 +302,6 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
     fails(_config(tmp_path, model_type="no_such_model"), ModelLoadError, "no_such_model")
     (tmp_path / "config.json").write_text("[")
     fails(tmp_path, ModelLoadError, "config.json")
-    quantised = {"quant_method": "gptq", "bits": 4}
-    fails(
-        _config(tmp_path, model_type="llama", quantization_config=quantised),
-        BackendUnavailableError,
-        "gptqmodel",
-    )
     fails(_config(tmp_path, model_type="llama"), ModelLoadError, "Transformers cannot load")
 
 
