@@ -88,15 +88,30 @@ std::size_t available_cpus() noexcept {
   return fallback == 0 ? 1 : fallback;
 }
 
-// How a loop is handed over, without locks. The caller publishes `task` and `tasks`, then stores
-// `unclaimed`. A thread claims a task by decrementing `unclaimed`, and holds a task only if the old
-// value was positive; it may read `task` and `tasks` only then, because a loop cannot end, nor the
-// next one start, while a claimed task has not been counted off `unfinished`. A worker that comes
-// late finds nothing to claim, or claims from the next loop, which is as good. So the caller never
-// waits for a worker that was not scheduled in time.
+/// Tasks [begin, end) that nobody has claimed, in one word so that both ends move atomically.
+struct TaskRange {
+  std::uint32_t begin;
+  std::uint32_t end;
+};
+static_assert(std::atomic<TaskRange>::is_always_lock_free);
+
+// How a loop is handed over, without locks. Every thread has a share of the tasks: neighbouring
+// indices, which are neighbouring weights in a matmul, so that a thread reads memory in one
+// ascending stream (docs/kernels.md has what that is worth). The owner claims from the front of its
+// share; who has finished its own steals from the back of another's. The caller publishes `task`
+// and `tasks`, then stores the shares. A thread may read `task` and `tasks` only while it holds a
+// claimed task, because a loop cannot end, nor the next one start, while a claimed task has not
+// been counted off `unfinished`. A worker that comes late finds nothing to claim, or claims from
+// the next loop, which is as good. So the caller never waits for a worker that was not scheduled in
+// time.
 struct ThreadPool::State {
+  struct alignas(64) Share {
+    std::atomic<TaskRange> tasks{TaskRange{0, 0}};
+  };
+
+  std::vector<Share> shares;  // by thread
   // Members that different threads write often sit on their own cache lines.
-  alignas(64) std::atomic<std::int64_t> unclaimed{0};
+  alignas(64) std::atomic<std::int64_t> unclaimed{0};  // a hint that looking at shares is worth it
   alignas(64) std::atomic<std::uint32_t> unfinished{0};
   alignas(64) std::atomic<std::uint32_t> generation{0};  // bumped per loop; workers park on it
   std::atomic<bool> stopping{false};
@@ -125,14 +140,36 @@ struct ThreadPool::State {
     }
   }
 
+  /// Takes one task from the front of the thread's share or, with `back`, from the other end.
+  bool claim(std::size_t share, bool back, std::size_t& index) noexcept {
+    std::atomic<TaskRange>& range = shares[share].tasks;
+    TaskRange seen = range.load(std::memory_order_relaxed);
+    while (seen.begin < seen.end) {
+      const TaskRange rest =
+          back ? TaskRange{seen.begin, seen.end - 1} : TaskRange{seen.begin + 1, seen.end};
+      if (range.compare_exchange_weak(seen, rest, std::memory_order_acq_rel,
+                                      std::memory_order_relaxed)) {
+        index = back ? rest.end : seen.begin;
+        unclaimed.fetch_sub(1, std::memory_order_relaxed);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  bool claim_any(std::size_t thread, std::size_t& index) noexcept {
+    if (claim(thread, false, index)) return true;
+    for (std::size_t i = 1; i < size && unclaimed.load(std::memory_order_relaxed) > 0; ++i) {
+      if (claim((thread + i) % size, true, index)) return true;
+    }
+    return false;
+  }
+
   /// Runs tasks until none is left to claim.
   void drain(std::size_t thread) noexcept {
     std::uint32_t done = 0;
-    for (;;) {
-      const std::int64_t left = unclaimed.fetch_sub(1, std::memory_order_acq_rel);
-      if (left <= 0) break;
-      run_one(tasks - static_cast<std::size_t>(left), thread);
-      ++done;
+    for (std::size_t index; claim_any(thread, index); ++done) {
+      run_one(index, thread);
     }
     if (done != 0 && unfinished.fetch_sub(done, std::memory_order_seq_cst) == done) {
       unfinished.notify_one();
@@ -153,7 +190,12 @@ struct ThreadPool::State {
   /// Runs the loop on the calling thread and the workers. No exception leaves it.
   void run_shared() noexcept {
     unfinished.store(static_cast<std::uint32_t>(tasks), std::memory_order_relaxed);
-    unclaimed.store(static_cast<std::int64_t>(tasks), std::memory_order_release);
+    unclaimed.store(static_cast<std::int64_t>(tasks), std::memory_order_relaxed);
+    for (std::size_t thread = 0; thread < size; ++thread) {
+      shares[thread].tasks.store({static_cast<std::uint32_t>(tasks * thread / size),
+                                  static_cast<std::uint32_t>(tasks * (thread + 1) / size)},
+                                 std::memory_order_release);
+    }
     generation.fetch_add(1, std::memory_order_seq_cst);
     generation.notify_all();
     drain(0);
@@ -181,6 +223,7 @@ ThreadPool::ThreadPool(std::size_t threads) : state_(std::make_unique<State>()) 
   }
   const std::size_t cpus = available_cpus();
   state_->size = threads == 0 ? cpus : threads;
+  state_->shares = std::vector<State::Share>(state_->size);
   // With more threads than CPUs a spinning thread keeps the one it waits for off the core.
   state_->spin = state_->size <= cpus;
   const SignalBlocker blocker;

@@ -1,4 +1,5 @@
 #include <string>
+#include <vector>
 
 #include "attention_scratch.h"
 #include "pocket/base/error.h"
@@ -7,6 +8,17 @@
 
 namespace pocket {
 
+namespace {
+
+// Zen 4 (family 19h; Zen 3 has no AVX-512) executes 512-bit operations as two halves: one dot
+// product and one load per cycle, so loads cost the dot products nothing.
+bool halves_wide_vectors() noexcept {
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amdfam19h") != 0;
+}
+
+}  // namespace
+
 const KernelTable& kernel_table(Isa isa) {
   if (isa > detect_isa()) {
     throw Error(ErrorCode::kUnsupported,
@@ -14,13 +26,24 @@ const KernelTable& kernel_table(Isa isa) {
   }
   switch (isa) {
     case Isa::kAvx512:
-      return avx512_table();
+      return halves_wide_vectors() ? avx512_narrow_table() : avx512_table();
     case Isa::kAvx2:
       return avx2_table();
     case Isa::kScalar:
       break;
   }
   return scalar_table();
+}
+
+std::vector<const KernelTable*> kernel_tables() {
+  std::vector<const KernelTable*> tables{&scalar_table()};
+  if (detect_isa() >= Isa::kAvx2) {
+    tables.push_back(&avx2_table());
+  }
+  if (detect_isa() >= Isa::kAvx512) {
+    tables.insert(tables.end(), {&avx512_table(), &avx512_narrow_table()});
+  }
+  return tables;
 }
 
 std::size_t kv_block_elements(KvDType type, std::size_t head_dim) noexcept {

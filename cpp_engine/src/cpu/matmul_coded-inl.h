@@ -169,10 +169,11 @@ void matmul_coded(const PackedMatrix& w, const QuantisedRows& x, std::size_t pan
 }
 
 /// `KernelTable::matmul_q8`.
+template <bool kWide>
 void matmul_integer(const PackedMatrix& w, const QuantisedRows& x, std::size_t panel_begin,
                     std::size_t panel_end, float* y, std::size_t ldy) {
   const bool coded = w.layout >= PackedLayout::kU5Scale && w.layout <= PackedLayout::kU6Sub16;
-  (coded ? matmul_coded : matmul_q8)(w, x, panel_begin, panel_end, y, ldy);
+  (coded ? matmul_coded : matmul_q8<kWide>)(w, x, panel_begin, panel_end, y, ldy);
 }
 
 }  // namespace

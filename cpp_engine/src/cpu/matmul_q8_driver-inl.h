@@ -25,7 +25,8 @@ TileFunction<kLayout> tile_function(std::size_t rows) {
   }
 }
 
-template <PackedLayout kLayout>
+/// kWide: use the tiles for many rows where the ISA has them (the same bits).
+template <PackedLayout kLayout, bool kWide>
 void matmul_q8_layout(const PackedMatrix& w, const QuantisedRows& x, std::size_t panel_begin,
                       std::size_t panel_end, float* y, std::size_t ldy) {
   const std::size_t panel_bytes = w.panel_bytes();
@@ -34,7 +35,7 @@ void matmul_q8_layout(const PackedMatrix& w, const QuantisedRows& x, std::size_t
     const std::size_t end = x.rows - pass < kRowsPerPass ? x.rows : pass + kRowsPerPass;
     std::size_t panel = panel_begin;
 #ifdef POCKET_WIDE_TILES
-    if (x.rows >= kWideFromRows) {
+    if (kWide && x.rows >= kWideFromRows) {
       for (; panel + 3 <= panel_end; panel += 3) {
         wide_panels<kLayout, 3>(data + panel * panel_bytes, panel_bytes, x, pass, end,
                                 y + panel * kPanelRows, ldy);
@@ -59,17 +60,18 @@ void matmul_q8_layout(const PackedMatrix& w, const QuantisedRows& x, std::size_t
   }
 }
 
+template <bool kWide>
 void matmul_q8(const PackedMatrix& w, const QuantisedRows& x, std::size_t panel_begin,
                std::size_t panel_end, float* y, std::size_t ldy) {
   switch (w.layout) {
     case PackedLayout::kU4ScaleMin:
-      matmul_q8_layout<PackedLayout::kU4ScaleMin>(w, x, panel_begin, panel_end, y, ldy);
+      matmul_q8_layout<PackedLayout::kU4ScaleMin, kWide>(w, x, panel_begin, panel_end, y, ldy);
       break;
     case PackedLayout::kU4Scale:
-      matmul_q8_layout<PackedLayout::kU4Scale>(w, x, panel_begin, panel_end, y, ldy);
+      matmul_q8_layout<PackedLayout::kU4Scale, kWide>(w, x, panel_begin, panel_end, y, ldy);
       break;
     case PackedLayout::kU8Scale:
-      matmul_q8_layout<PackedLayout::kU8Scale>(w, x, panel_begin, panel_end, y, ldy);
+      matmul_q8_layout<PackedLayout::kU8Scale, kWide>(w, x, panel_begin, panel_end, y, ldy);
       break;
     default:
       break;  // float layouts have no integer path: callers use matmul_f32

@@ -30,6 +30,7 @@ void block_dots(const std::uint8_t* codes, const std::int8_t* q, std::size_t hei
   }
 }
 
+template <bool>
 void matmul_q8(const PackedMatrix& w, const QuantisedRows& x, std::size_t panel_begin,
                std::size_t panel_end, float* y, std::size_t ldy) {
   const std::size_t blocks = w.columns / kQuantBlock;

@@ -22,7 +22,7 @@ const KernelTable& avx2_table() noexcept {
   using namespace avx2;
   static constexpr KernelTable kTable{
       .isa = Isa::kAvx2,
-      .matmul_q8 = matmul_integer,
+      .matmul_q8 = matmul_integer<false>,
       .matmul_f32 = matmul_f32,
       .unpack_row = unpack_packed_row,
       .quantise_row = quantise_row,

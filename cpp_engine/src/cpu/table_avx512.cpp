@@ -20,11 +20,14 @@
 
 namespace pocket {
 
-const KernelTable& avx512_table() noexcept {
+namespace {
+
+template <bool kWide>
+const KernelTable& table() noexcept {
   using namespace avx512;
   static constexpr KernelTable kTable{
       .isa = Isa::kAvx512,
-      .matmul_q8 = matmul_integer,
+      .matmul_q8 = matmul_integer<kWide>,
       .matmul_f32 = matmul_f32,
       .unpack_row = unpack_packed_row,
       .quantise_row = quantise_row,
@@ -46,6 +49,16 @@ const KernelTable& avx512_table() noexcept {
       .delta_rule = delta_rule,
   };
   return kTable;
+}
+
+}  // namespace
+
+const KernelTable& avx512_table() noexcept {
+  return table<true>();
+}
+
+const KernelTable& avx512_narrow_table() noexcept {
+  return table<false>();
 }
 
 }  // namespace pocket

@@ -21,7 +21,7 @@ const KernelTable& scalar_table() noexcept {
   using namespace scalar;
   static constexpr KernelTable kTable{
       .isa = Isa::kScalar,
-      .matmul_q8 = matmul_integer,
+      .matmul_q8 = matmul_integer<false>,
       .matmul_f32 = matmul_f32,
       .unpack_row = unpack_packed_row,
       .quantise_row = quantise_row,

@@ -85,6 +85,28 @@ TEST_CASE("workers take part, whether they spin or are parked") {
   }
 }
 
+TEST_CASE("a held-up thread's share is finished by the others") {
+  using std::chrono::steady_clock;
+  ThreadPool pool(3);
+  constexpr std::size_t kTasks = 60;
+  for (const std::size_t held : {std::size_t{0}, std::size_t{20}, std::size_t{40}}) {
+    std::atomic<std::size_t> others{0};
+    std::atomic<bool> in_time{true};
+    pool.parallel_for(kTasks, [&](std::size_t index, std::size_t) {
+      if (index != held) {
+        ++others;
+        return;
+      }
+      const auto deadline = steady_clock::now() + std::chrono::seconds(30);
+      while (others != kTasks - 1 && in_time) {
+        std::this_thread::yield();
+        if (steady_clock::now() > deadline) in_time = false;
+      }
+    });
+    CHECK(in_time);
+  }
+}
+
 TEST_CASE("the exception of the lowest index is rethrown after all tasks ran") {
   for (const std::size_t threads : {1, 2, 4}) {
     ThreadPool pool(threads);

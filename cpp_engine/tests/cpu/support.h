@@ -47,19 +47,13 @@ inline std::vector<std::size_t> half_offsets(DType type) {
 
 /// The vector tables; those that the CPU lacks are left out, and isa_test.cpp says so.
 inline std::vector<const KernelTable*> vector_tables() {
-  std::vector<const KernelTable*> tables;
-  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512}) {
-    if (isa <= detect_isa()) {
-      tables.push_back(&kernel_table(isa));
-    }
-  }
+  std::vector<const KernelTable*> tables = kernel_tables();
+  tables.erase(tables.begin());
   return tables;
 }
 
 inline std::vector<const KernelTable*> all_tables() {
-  std::vector<const KernelTable*> tables = vector_tables();
-  tables.insert(tables.begin(), &kernel_table(Isa::kScalar));
-  return tables;
+  return kernel_tables();
 }
 
 inline std::vector<float> random_floats(std::size_t count, unsigned seed, float scale = 1.0f) {

@@ -13,8 +13,9 @@ namespace pocket {
 
 /// A fixed set of threads that run one parallel loop at a time.
 ///
-/// `parallel_for` hands out indices 0..tasks-1 from an atomic counter; the calling thread takes
-/// part, so a pool of size 1 has no worker threads. Workers spin for a short while after a loop (a
+/// `parallel_for` gives every thread an equal share of neighbouring indices, and one that has
+/// finished its own takes over from the others'; the calling thread takes part, so a pool of size 1
+/// has no worker threads. Workers spin for a short while after a loop (a
 /// decode step is dozens of loops a few microseconds apart) and then park on a futex, so an idle
 /// engine uses no CPU. Which thread runs which task is not defined: tasks must be independent, and
 /// no result may depend on it (the engine's batch invariance rests on this).

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "pocket/cpu/isa.h"
 #include "pocket/cpu/packed_matrix.h"
@@ -149,7 +150,10 @@ struct KernelTable {
   void (*delta_rule)(const DeltaRule& rule);
 };
 
-/// The table of `isa`. Throws `Error(kUnsupported)` if this CPU lacks it.
+/// The table of `isa` that suits this CPU best. Throws `Error(kUnsupported)` if it lacks the set.
 [[nodiscard]] const KernelTable& kernel_table(Isa isa);
+
+/// Every table that runs on this CPU, the scalar one first; an instruction set may have several.
+[[nodiscard]] std::vector<const KernelTable*> kernel_tables();
 
 }  // namespace pocket
