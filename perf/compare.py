@@ -59,10 +59,12 @@ def start_all(
     workloads: Sequence[Workload],
     bench: Bench,
     stack: ExitStack,
+    kv_dtypes: Sequence[str] = (),
 ) -> list[Contestant]:
     """Start and warm up ours and every peer; a peer that fails is reported and left out.
 
-    ``stack`` closes what was started.
+    Ours takes part once more with each of ``kv_dtypes``, for orientation: the default one is
+    judged.  ``stack`` closes what was started.
 
     Raises:
         EngineFailure: our own engine does not work.
@@ -89,6 +91,10 @@ def start_all(
     start(OURS, PocketLLMEngine(OURS), workloads, options)
     if shared:
         start(OURS_UNCACHED, PocketLLMEngine(OURS_UNCACHED), shared, uncached(options))
+    for kv_dtype in kv_dtypes:
+        name = f"{OURS}, {kv_dtype} KV"
+        extra = {**options.extra, "kv_cache_dtype": kv_dtype}
+        start(name, PocketLLMEngine(name), workloads, replace(options, extra=extra))
     for peer in peers:
         try:
             for found in prepare(peer, Path(options.model), options.threads):
@@ -261,6 +267,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="openvino,vllm,llama.cpp,transformers",
         help="comma list (default: all four)",
     )
+    parser.add_argument(
+        "--kv-dtypes", default="", help="comma list: ours also with these, besides the default"
+    )
     parser.add_argument("--fail-below-bar", action="store_true", help="exit 4 if a bar is missed")
     parser.add_argument(
         "--update-docs", action="store_true", help="rewrite table and plot in docs/"
@@ -272,10 +281,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = engine_options(arguments, model)
     workloads = select_workloads(arguments.workloads, quick=arguments.quick)
     peers = [name.strip() for name in arguments.peers.split(",") if name.strip()]
+    kv_dtypes = [name.strip() for name in arguments.kv_dtypes.split(",") if name.strip()]
     try:
         with ExitStack() as stack:
             bench = make_bench(arguments, model)
-            contestants = start_all(peers, options, workloads, bench, stack)
+            contestants = start_all(peers, options, workloads, bench, stack, kv_dtypes)
             records = run_rounds(bench, contestants, workloads, arguments.rounds)
         if arguments.json:
             # Also of a run that will be refused below: its file says so, and shows what happened.

@@ -33,6 +33,7 @@ OURS = (
     ("pocketllm, exact f32", {"precision": "f32", "kv_dtype": "f32"}),
     ("pocketllm, int8, f32 KV", {"precision": "int8", "kv_dtype": "f32"}),
     ("pocketllm, int8, f16 KV", {"precision": "int8", "kv_dtype": "f16"}),
+    ("pocketllm, int8, bf16 KV", {"precision": "int8", "kv_dtype": "bf16"}),
     ("pocketllm, int8, int8 KV", {"precision": "int8", "kv_dtype": "i8"}),
 )
 

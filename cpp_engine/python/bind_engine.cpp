@@ -24,18 +24,26 @@ namespace py = pybind11;
 namespace pocket::python {
 namespace {
 
+constexpr std::pair<std::string_view, KvDType> kKvDTypes[] = {
+    {"f32", KvDType::kF32}, {"f16", KvDType::kF16}, {"bf16", KvDType::kBF16}, {"i8", KvDType::kI8}};
+
 KvDType parse_kv_dtype(const std::string& name) {
-  if (name == "f32") {
-    return KvDType::kF32;
-  }
-  if (name == "f16") {
-    return KvDType::kF16;
-  }
-  if (name == "i8") {
-    return KvDType::kI8;
+  for (const auto& [known, type] : kKvDTypes) {
+    if (name == known) {
+      return type;
+    }
   }
   throw Error(ErrorCode::kUnsupported,
-              "kv_dtype: got '" + name + "'; supported are f32, f16 and i8");
+              "kv_dtype: got '" + name + "'; supported are f32, f16, bf16 and i8");
+}
+
+std::string kv_dtype_name(KvDType type) {
+  for (const auto& [known, candidate] : kKvDTypes) {
+    if (candidate == type) {
+      return std::string(known);
+    }
+  }
+  return "unknown";
 }
 
 Precision parse_precision(const std::string& name) {
@@ -406,6 +414,11 @@ void bind_engine(py::module_& m) {
           "workspace_bytes",
           [](PyEngine& self) {
             return self.read([](const Engine& e) { return e.workspace_bytes(); });
+          })
+      .def_property_readonly(
+          "kv_dtype",
+          [](PyEngine& self) {
+            return self.read([](const Engine& e) { return kv_dtype_name(e.options().kv_dtype); });
           })
       .def_property_readonly("isa",
                              [](PyEngine& self) {

@@ -176,8 +176,8 @@ void bench_attention(const Options& options, const KernelTable& kernels, Results
   constexpr std::size_t kMaxBlocks = 4096 / kKvBlockTokens;
   std::printf("\n%-34s %12s %10s %7s\n", "attention (one KV head)", "us/call", "GFLOP/s", "%peak");
   for (const auto& [type, type_label] :
-       {std::pair{KvDType::kF16, "f16/"}, std::pair{KvDType::kI8, "i8/"},
-        std::pair{KvDType::kF32, "f32/"}}) {
+       {std::pair{KvDType::kF16, "f16/"}, std::pair{KvDType::kBF16, "bf16/"},
+        std::pair{KvDType::kI8, "i8/"}, std::pair{KvDType::kF32, "f32/"}}) {
     const std::size_t block_elements = kv_block_elements(type, kHeadDim);
     AlignedBuffer pool(2 * kMaxBlocks * block_elements * 4);
     std::mt19937 random(3);
@@ -191,7 +191,7 @@ void bench_attention(const Options& options, const KernelTable& kernels, Results
     for (std::size_t i = 0; i < kMaxBlocks; ++i) {
       table[i] = static_cast<std::int32_t>((i * 37) % kMaxBlocks);
     }
-    const std::size_t element = type == KvDType::kF32 ? 4 : type == KvDType::kF16 ? 2 : 1;
+    const std::size_t element = type == KvDType::kF32 ? 4 : type == KvDType::kI8 ? 1 : 2;
     std::byte* v_base = pool.data() + block_elements * element;
     for (std::size_t t = 0; t < 4096; ++t) {
       for (std::size_t d = 0; d < kHeadDim; ++d) {

@@ -17,7 +17,7 @@ from pocket_backend.api.errors import (
 from pocket_backend.api.older_args import absent_fields, check_backend, refuse_absent
 
 _BACKENDS = ("auto", "cpp", "torch", "fake")
-_KV_DTYPES = ("auto", "f32", "fp16", "int8", "int8_per_token_head")
+_KV_DTYPES = ("auto", "f32", "fp16", "bf16", "int8", "int8_per_token_head")
 _KV_DTYPES_ABSENT = ("fp8", "turboquant_k8v4")
 _PRECISIONS = ("int8", "f32")
 _MODEL_FORMATS = ("auto", "safetensors", "gguf")

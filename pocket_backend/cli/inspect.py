@@ -12,7 +12,7 @@ from pocket_backend.cli.exit_codes import OK
 from pocket_backend.cli.options import Commands, add_json_option, model_path
 from pocket_backend.executors.model_description import ModelDescription, describe_model
 
-_KV_BYTES = {"auto": 2, "fp16": 2, "f32": 4, "int8": 1, "int8_per_token_head": 1}
+_KV_BYTES = {"auto": 2, "fp16": 2, "bf16": 2, "f32": 4, "int8": 1, "int8_per_token_head": 1}
 _PROCESS_BYTES = 150 << 20
 """Python, tokenizer and workspace of a serving process: the bar of docs/benchmarks.md."""
 

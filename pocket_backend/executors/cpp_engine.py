@@ -190,6 +190,11 @@ class CppEngineBackend(BackendExecutor):
         """The instruction set in use."""
         return str(self._engine.isa)
 
+    @property
+    def kv_dtype(self) -> str:
+        """How keys and values are stored: f32, f16, bf16 or i8."""
+        return str(self._engine.kv_dtype)
+
     def execute_model(self, requests: Sequence[ExecuteRequest]) -> Sequence[ExecuteOutput]:
         """See ``BackendExecutor``. Makes one native call, and one more each if blocks are copied,
         and recurrent states loaded or saved.

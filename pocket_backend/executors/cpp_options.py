@@ -17,11 +17,12 @@ _KV_DTYPES = {
     "auto": "f16",
     "fp16": "f16",
     "f16": "f16",
+    "bf16": "bf16",
     "f32": "f32",
     "int8": "i8",
     "int8_per_token_head": "i8",
 }
-_KV_DTYPES_PLANNED = frozenset({"fp8", "bf16", "turboquant_k8v4", "turboquant"})
+_KV_DTYPES_PLANNED = frozenset({"fp8", "turboquant_k8v4", "turboquant"})
 _PRECISIONS = ("int8", "f32")
 _WEIGHTS = ("auto", "q8_0", "q4_0")
 _ISAS = ("scalar", "avx2", "avx512")
@@ -48,7 +49,8 @@ class CppEngineOptions:
     max_batch_tokens: int = 512
     """Tokens per step."""
     kv_cache_dtype: str = "auto"
-    """auto, fp16 (also f16), f32 or int8 (one scale per position and head); auto is fp16."""
+    """auto, fp16 (also f16), bf16, f32 or int8 (one scale per position and head); auto is fp16.
+    bf16 is less exact and faster where the CPU multiplies it natively (AVX512_BF16)."""
     num_blocks: int | None = None
     """KV blocks of 16 tokens. None: from ``kv_cache_tokens``, else sized by ``default_blocks``."""
     kv_cache_tokens: int | None = None

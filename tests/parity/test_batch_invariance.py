@@ -70,7 +70,7 @@ def test_isa_and_thread_count(tiny, name, precision):
             assert same_bits(got, expected), (isa, threads)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", MODELS)
 def test_chunk_sizes(tiny, name, precision, kv_dtype):

@@ -66,9 +66,11 @@ def test_exact_logits_agree_across_chunk_boundaries(exact, english, expected, ch
     assert np.abs(got - expected).max() < 1e-3
 
 
-def test_f16_kv_stays_close(smollm2, english, expected):
-    got = Driver(smollm2.path, context=512, precision="f32", kv_dtype="f16").all_logits(english)
-    assert np.abs(got - expected).max() < 0.1
+@pytest.mark.parametrize(("kv_dtype", "bound"), [("f16", 0.1), ("bf16", 0.8)])
+def test_half_kv_stays_close(smollm2, english, expected, kv_dtype, bound):
+    """bfloat16 has three bits less than float16: eight times the rounding error."""
+    got = Driver(smollm2.path, context=512, precision="f32", kv_dtype=kv_dtype).all_logits(english)
+    assert np.abs(got - expected).max() < bound
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

@@ -75,7 +75,7 @@ def test_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["serving"]["backend"] == "cpp"
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp16", "f32", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp16", "bf16", "f32", "int8"])
 def test_kv_memory_is_what_the_engine_allocates(
     kv_dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -256,6 +256,13 @@ def test_memory_info(model):
     assert memory.workspace_bytes > 0
 
 
+@pytest.mark.parametrize(("name", "found"), [("auto", "f16"), ("fp16", "f16"), ("bf16", "bf16")])
+def test_16_bit_kv_types(model, name, found):
+    backend = CppEngineBackend(model, {**OPTIONS, "kv_cache_dtype": name})
+    assert backend.get_memory_info().kv_cache_bytes == 2 * 2 * 2 * 16 * 16 * 2 * 64
+    assert backend.kv_dtype == found
+
+
 def test_end_tokens_come_from_the_file(model, tmp_path, backend):
     assert backend.eos_token_ids == frozenset()
     path = tmp_path / "ends.gguf"
@@ -288,7 +295,7 @@ def test_from_args_and_the_registry(model):
 
 def test_a_directory_with_one_gguf_file(model, tmp_path):
     assert CppEngineBackend(model.parent, OPTIONS).get_memory_info().max_slots == 4
-    with pytest.raises(ModelLoadError, match=r"no config\.json and 0 GGUF files"):
+    with pytest.raises(ModelLoadError, match=r"holds neither config\.json nor a GGUF file"):
         CppEngineBackend(tmp_path, OPTIONS)
 
 

@@ -1,4 +1,5 @@
-// Walks a tile of queries split by split; FloatSplits and Int8Splits do the work on one split.
+// Walks a tile of queries split by split; FloatSplits, Bf16Splits and Int8Splits do the work on one
+// split.
 
 #include "attention_scratch.h"
 #include "pocket/cpu/kernels.h"
@@ -95,6 +96,8 @@ void attend(const AttentionTile& tile) {
   }
 }
 
+/// kPairInstruction: bfloat16 products by AVX512_BF16 (the same bits but for denormal sums).
+template <bool kPairInstruction>
 void attention(KvDType type, const AttentionTile& tile) {
   switch (type) {
     case KvDType::kF32:
@@ -102,6 +105,9 @@ void attention(KvDType type, const AttentionTile& tile) {
       break;
     case KvDType::kF16:
       attend<FloatSplits<std::uint16_t>>(tile);
+      break;
+    case KvDType::kBF16:
+      attend<Bf16Splits<kPairInstruction>>(tile);
       break;
     case KvDType::kI8:
       attend<Int8Splits>(tile);
@@ -134,6 +140,10 @@ void kv_write(KvDType type, const float* k, const float* v, std::size_t head_dim
       }
       break;
     }
+    case KvDType::kBF16:
+      kv_write_bf16(k, v, head_dim, offset, static_cast<std::uint16_t*>(k_block),
+                    static_cast<std::uint16_t*>(v_block));
+      break;
     case KvDType::kI8:
       kv_write_int8(k, v, head_dim, offset, k_block, v_block);
       break;

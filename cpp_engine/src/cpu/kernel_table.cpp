@@ -17,6 +17,11 @@ bool halves_wide_vectors() noexcept {
   return __builtin_cpu_is("amdfam19h") != 0;
 }
 
+bool has_pair_instruction() noexcept {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16") != 0;
+}
+
 }  // namespace
 
 const KernelTable& kernel_table(Isa isa) {
@@ -26,7 +31,7 @@ const KernelTable& kernel_table(Isa isa) {
   }
   switch (isa) {
     case Isa::kAvx512:
-      return halves_wide_vectors() ? avx512_narrow_table() : avx512_table();
+      return avx512_table(!halves_wide_vectors(), has_pair_instruction());
     case Isa::kAvx2:
       return avx2_table();
     case Isa::kScalar:
@@ -41,7 +46,12 @@ std::vector<const KernelTable*> kernel_tables() {
     tables.push_back(&avx2_table());
   }
   if (detect_isa() >= Isa::kAvx512) {
-    tables.insert(tables.end(), {&avx512_table(), &avx512_narrow_table()});
+    for (const bool wide : {false, true}) {
+      tables.push_back(&avx512_table(wide, false));
+      if (has_pair_instruction()) {
+        tables.push_back(&avx512_table(wide, true));
+      }
+    }
   }
   return tables;
 }

@@ -6,7 +6,9 @@
 #include "vector_kernels-inl.h"
 #include "delta_rule-inl.h"
 #include "int_lanes_avx512-inl.h"
+#include "pair_lanes_avx512-inl.h"
 #include "attention-inl.h"
+#include "attention_bf16-inl.h"
 #include "attention_int8-inl.h"
 #include "attention_driver-inl.h"
 #include "code_lanes_avx512-inl.h"
@@ -22,7 +24,7 @@ namespace pocket {
 
 namespace {
 
-template <bool kWide>
+template <bool kWide, bool kPairInstruction>
 const KernelTable& table() noexcept {
   using namespace avx512;
   static constexpr KernelTable kTable{
@@ -37,7 +39,7 @@ const KernelTable& table() noexcept {
       .gelu_mul = gelu_mul,
       .add = add_to,
       .kv_write = kv_write,
-      .attention = attention,
+      .attention = attention<kPairInstruction>,
       .argmax = argmax,
       .rms_norm_quantise = rms_norm_quantise,
       .silu_mul_quantise = silu_mul_quantise,
@@ -53,12 +55,11 @@ const KernelTable& table() noexcept {
 
 }  // namespace
 
-const KernelTable& avx512_table() noexcept {
-  return table<true>();
-}
-
-const KernelTable& avx512_narrow_table() noexcept {
-  return table<false>();
+const KernelTable& avx512_table(bool wide, bool pair_instruction) noexcept {
+  if (pair_instruction) {
+    return wide ? table<true, true>() : table<false, true>();
+  }
+  return wide ? table<true, false>() : table<false, false>();
 }
 
 }  // namespace pocket

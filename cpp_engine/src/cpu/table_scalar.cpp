@@ -5,7 +5,9 @@
 #include "vector_kernels-inl.h"
 #include "delta_rule-inl.h"
 #include "int_lanes_scalar-inl.h"
+#include "pair_lanes_scalar-inl.h"
 #include "attention-inl.h"
+#include "attention_bf16-inl.h"
 #include "attention_int8-inl.h"
 #include "attention_driver-inl.h"
 #include "code_lanes_scalar-inl.h"
@@ -31,7 +33,7 @@ const KernelTable& scalar_table() noexcept {
       .gelu_mul = gelu_mul,
       .add = add_to,
       .kv_write = kv_write,
-      .attention = attention,
+      .attention = attention<false>,
       .argmax = argmax,
       .rms_norm_quantise = rms_norm_quantise,
       .silu_mul_quantise = silu_mul_quantise,

@@ -10,10 +10,9 @@ namespace pocket {
 
 const KernelTable& scalar_table() noexcept;
 const KernelTable& avx2_table() noexcept;
-const KernelTable& avx512_table() noexcept;
-/// Without the matmul tiles for many rows, which pay only where a core starts two 512-bit dot
-/// products per cycle.
-const KernelTable& avx512_narrow_table() noexcept;
+/// `wide`: with the matmul tiles for many rows, which pay only where a core starts two 512-bit dot
+/// products per cycle. `pair_instruction`: with AVX512_BF16, which the CPU must have.
+const KernelTable& avx512_table(bool wide, bool pair_instruction) noexcept;
 
 /// `KernelTable::unpack_row`: a few rows per step, so one portable version serves all tables.
 void unpack_packed_row(const PackedMatrix& w, std::size_t row, float* out);

@@ -46,6 +46,7 @@ std::size_t kv_element_bytes(KvDType dtype) noexcept {
     case KvDType::kF32:
       return 4;
     case KvDType::kF16:
+    case KvDType::kBF16:
       return 2;
     case KvDType::kI8:
       break;

@@ -9,7 +9,7 @@ using namespace pocket::test;
 
 namespace {
 
-constexpr KvDType kKvTypes[] = {KvDType::kF32, KvDType::kF16, KvDType::kI8};
+constexpr KvDType kKvTypes[] = {KvDType::kF32, KvDType::kF16, KvDType::kBF16, KvDType::kI8};
 
 /// One KV head's cache of `length` positions behind a shuffled block table. Blocks that the table
 /// does not name, and slots past `length`, are filled with NaN.
@@ -90,10 +90,17 @@ class Cache {
 
  private:
   [[nodiscard]] std::size_t element() const {
-    return type_ == KvDType::kF32 ? 4 : type_ == KvDType::kF16 ? 2 : 1;
+    return type_ == KvDType::kF32 ? 4 : type_ == KvDType::kI8 ? 1 : 2;
   }
   [[nodiscard]] double rounded(float value) const {
-    return type_ == KvDType::kF32 ? value : half_to_float(float_to_half(value));
+    switch (type_) {
+      case KvDType::kF16:
+        return half_to_float(float_to_half(value));
+      case KvDType::kBF16:
+        return bfloat16_to_float(float_to_bfloat16(value));
+      default:
+        return value;
+    }
   }
   /// An int8 value: the byte at `at` of position t's K (or, `skip` bytes on, V) block.
   [[nodiscard]] double decoded(std::size_t t, std::size_t at, std::size_t skip, int offset) const {
@@ -187,18 +194,25 @@ TEST_CASE("attention: the scalar table agrees with a softmax in double precision
         for (std::size_t t = begin; t < length; ++t) {
           double score = 0;
           for (std::size_t d = 0; d < kDim; ++d) {
-            score += query[head * kDim + d] * cache.k(t, d);
+            const float scaled = query[head * kDim + d] * tile.scale;
+            score += type == KvDType::kBF16
+                         ? bfloat16_to_float(float_to_bfloat16(scaled)) * cache.k(t, d)
+                         : query[head * kDim + d] * cache.k(t, d) * tile.scale;
           }
-          weights[t] = std::exp(score * static_cast<double>(tile.scale));
+          weights[t] = std::exp(score);
           sum += weights[t];
         }
         for (std::size_t d = 0; d < kDim; ++d) {
           double expected = 0;
+          double magnitude = 0;
           for (std::size_t t = begin; t < length; ++t) {
             expected += weights[t] / sum * cache.v(t, d);
+            magnitude += weights[t] / sum * std::abs(cache.v(t, d));
           }
+          // Rounding a probability to bfloat16 moves it by 2^-9 of itself at most.
+          const double rounding = type == KvDType::kBF16 ? magnitude / 512 : 0.0;
           CHECK_MESSAGE(
-              std::abs(out[head * kDim + d] - expected) < tolerance,
+              std::abs(out[head * kDim + d] - expected) < tolerance + rounding,
               "length " << length << " window " << seen.window << " head " << head << " dim " << d);
         }
       }

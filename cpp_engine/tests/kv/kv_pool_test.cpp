@@ -60,7 +60,7 @@ ErrorCode code_of(auto&& call) {
 }
 
 TEST_CASE("blocks of all layers and heads are disjoint and fill the pool") {
-  for (const KvDType dtype : {KvDType::kF32, KvDType::kF16, KvDType::kI8}) {
+  for (const KvDType dtype : {KvDType::kF32, KvDType::kF16, KvDType::kBF16, KvDType::kI8}) {
     KvPool pool(small_shape(dtype));
     CHECK(pool.bytes() == kv_block_bytes(pool.shape()) * 5);
     CHECK(pool.bytes() == 2 * 3 * 5 * 2 * half_bytes(dtype));

@@ -46,7 +46,7 @@ inline constexpr std::size_t kAttentionSplit = 256;
 /// How K and V are stored. `kI8`: int8 codes with one float scale per position and head, attention
 /// in integer arithmetic; an element is a byte, and a K or V block carries its 16 scales at its
 /// end.
-enum class KvDType : std::uint8_t { kF32, kF16, kI8 };
+enum class KvDType : std::uint8_t { kF32, kF16, kBF16, kI8 };
 
 /// Elements (floats, halves or bytes) of a K block, or of a V block, of one head.
 [[nodiscard]] std::size_t kv_block_elements(KvDType type, std::size_t head_dim) noexcept;
