@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, deque
 
 import pytest
@@ -18,7 +19,7 @@ from pocket_client.gateway.breaker import (
 )
 from pocket_client.gateway.errors import ApiError
 from pocket_client.gateway.fair_queue import FairQueue
-from pocket_client.gateway.rate_limit import RateLimiter, TokenBucket
+from pocket_client.gateway.rate_limit import RateLimiter, TokenBucket, duration
 from pocket_client.options import chat_request, text_request
 
 SERVERS = [f"10.0.0.{i}:8001" for i in range(8)]
@@ -235,9 +236,7 @@ def test_bucket_never_lets_more_pass_than_it_may(
         if wait == 0:
             passed.append(now)
         else:
-            assert TokenBucket(bucket.rate, bucket.burst, bucket._tokens, now).take(
-                now + wait + 1e-6
-            ) == pytest.approx(0, abs=1e-4)
+            assert copy.copy(bucket).take(now + wait + 1e-6) == 0
         for i, first in enumerate(passed):
             assert len(passed) - i <= burst + (now - first) * rate + 1e-6
 
@@ -246,12 +245,91 @@ def test_limiter_says_when_to_come_back() -> None:
     now = 0.0
     limiter = RateLimiter(60, clock=lambda: now)
     for _ in range(10):
-        limiter.check("a")
+        limiter.admit("a", 0)
     with pytest.raises(ApiError) as refused:
-        limiter.check("a")
+        limiter.admit("a", 0)
     assert refused.value.status == 429
     assert refused.value.headers == {"retry-after": "1"}
-    limiter.check("b")  # has a bucket of its own
+    assert refused.value.message == (
+        "requests per minute: limit 60, 0 left, 1 needed; there is room in 1s"
+    )
+    limiter.admit("b", 0)  # has a bucket of its own
     now = 1.0
-    limiter.check("a")
-    RateLimiter(None).check("a")
+    limiter.admit("a", 0)
+    RateLimiter(None).admit("a", 10**9)
+    assert RateLimiter(None).headers("a") == {}
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 30), st.integers(0, 300), st.integers(0, 300), st.booleans()),
+        max_size=60,
+    ),
+    st.integers(1, 1000),
+)
+def test_over_time_nobody_uses_more_tokens_than_the_rate(
+    requests: list[tuple[float, int, int, bool]], limit: int
+) -> None:
+    """Expected and used tokens differ at will, and some requests never settle."""
+    now, used_in_all, largest = 0.0, 0.0, 0
+    limiter = RateLimiter(None, limit, clock=lambda: now)
+    for gap, expected, used, settles in requests:
+        now += gap
+        try:
+            grant = limiter.admit("a", expected)
+        except ApiError as refused:
+            now += int(refused.headers["retry-after"])
+            grant = limiter.admit("a", expected)  # what it says is enough
+        if settles:
+            grant.settle(used)
+            grant.settle(10**6)  # only the first counts
+        used_in_all += used if settles else min(expected, limit)
+        largest = max(largest, used if settles else 0)
+        # A minute's worth at once, the rate from then on, and the last request's own surprise.
+        assert used_in_all <= limit + now * limit / 60 + largest + 1e-6
+
+
+def test_what_was_not_used_is_there_again_and_what_was_is_owed() -> None:
+    now = 0.0
+    limiter = RateLimiter(None, 600, clock=lambda: now)
+    limiter.admit("a", 500).settle(100)
+    assert limiter.headers("a") == {
+        "x-ratelimit-limit-tokens": "600",
+        "x-ratelimit-remaining-tokens": "500",
+        "x-ratelimit-reset-tokens": "10s",
+    }
+    limiter.admit("a", 500).settle(1100)
+    assert limiter.headers("a")["x-ratelimit-remaining-tokens"] == "0"
+    with pytest.raises(ApiError, match=r"limit 600, 0 left, 1 needed; there is room in 1m1s"):
+        limiter.admit("a", 1)
+    limiter.admit("b", 600)
+    now = 61.0
+    limiter.admit("a", 1)
+
+
+def test_more_than_a_minutes_worth_needs_all_of_it() -> None:
+    now = 0.0
+    limiter = RateLimiter(2, 60, clock=lambda: now)
+    limiter.admit("a", 10**9).settle(120)
+    for seconds in (60, 119):
+        now = float(seconds)
+        with pytest.raises(ApiError, match="60 needed"):
+            limiter.admit("a", 61)
+    now = 120.0
+    limiter.admit("a", 61)  # the refused ones took no request either
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (0.0004, "1ms"),
+        (0.12, "120ms"),
+        (1, "1s"),
+        (59.2, "1m0s"),
+        (360, "6m0s"),
+        (3630, "1h0m30s"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -111,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--requests-per-minute", type=int, help="generation requests of one tenant")
     parser.add_argument(
+        "--tokens-per-minute", type=int, help="tokens of one tenant's prompts and answers"
+    )
+    parser.add_argument(
         "--cors-origin", action="append", default=[], help="allow this web origin (repeatable)"
     )
     parser.add_argument(
@@ -151,6 +154,7 @@ def _settings(options: argparse.Namespace, environment: Mapping[str, str]) -> Ga
         max_waiting_per_tenant=options.max_waiting_per_tenant,
         max_wait_seconds=options.max_wait_seconds,
         requests_per_minute=options.requests_per_minute,
+        tokens_per_minute=options.tokens_per_minute,
         console=not options.no_console,
         cors_origins=tuple(options.cors_origin),
         allowed_hosts=tuple(name.lower() for name in options.allowed_host),

@@ -15,6 +15,7 @@ from pocket_client.gateway.console import add_console
 from pocket_client.gateway.errors import ApiError, from_validation
 from pocket_client.gateway.middleware import GatewayMiddleware
 from pocket_client.gateway.openapi import openapi_document
+from pocket_client.gateway.rate_limit import RATE_HEADERS
 from pocket_client.gateway.routes import router
 from pocket_client.gateway.service import Service
 from pocket_client.gateway.settings import GatewaySettings
@@ -53,7 +54,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
             allow_origins=list(service.settings.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type", "x-request-id"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
         )
     return app
 

@@ -13,24 +13,25 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pocket_client.errors import PocketClientError, RequestCancelledError
+from pocket_client.errors import DeadlineExceededError, PocketClientError, RequestCancelledError
 from pocket_client.gateway.auth import Tenant
 from pocket_client.gateway.errors import ApiError, from_upstream
 from pocket_client.gateway.fair_queue import Turn
 from pocket_client.gateway.merging import merge
+from pocket_client.gateway.rate_limit import Grant
 from pocket_client.gateway.registry import Running
 from pocket_client.gateway.render import EventWriter, answer, event
 from pocket_client.gateway.service import Service
 from pocket_client.gateway.translate import Generation
 from pocket_client.gateway.upstreams import RoutedStream
-from pocket_client.gateway.usage import UsageSum
-from pocket_client.results import Chunk, Completion, Usage
+from pocket_client.gateway.usage import UsageSum, expected_tokens
+from pocket_client.results import Chunk, Completion
 
 _log = logging.getLogger("pocket_client.gateway")
 CLIENT_GONE = 499
@@ -62,6 +63,8 @@ class GenerationResponse(Response):
         """What this generation occupies, while it does."""
         self._turn: Turn | None = None
         """Its place among those that run upstream."""
+        self._used = UsageSum()
+        self._grant = Grant(None, 0)
 
     def whole(self, completions: Sequence[Completion]) -> bytes:
         """The body of an answer that does not stream."""
@@ -78,7 +81,7 @@ class GenerationResponse(Response):
         state = scope["state"]
         ids = (self._generation.id, state["request_id"])
         try:
-            self._service.rate_limiter.check(self._tenant.name)
+            self._grant = self._admit(state)
             with self._service.registry.entered(self._tenant, ids) as running:
                 self._place = running
                 self._service.metrics.in_flight.inc()
@@ -87,13 +90,31 @@ class GenerationResponse(Response):
                 finally:
                     self._leave_place()
         except ApiError as error:
+            self._settle(computed=False)
             await send_error(send, error)
             return
         if ended == "gone":
+            self._settle(computed=self._turn is not None)
             state["status"] = CLIENT_GONE
             self._service.metrics.disconnects.inc()
         elif ended == "cancelled":
             await self._fail(send, RequestCancelledError("the request was cancelled"))
+
+    def _admit(self, state: MutableMapping[str, Any]) -> Grant:
+        """Raises ApiError (429). Either way the answer's headers say what is left."""
+        limiter, tenant = self._service.rate_limiter, self._tenant.name
+        try:
+            tokens = expected_tokens(self._generation) if limiter.counts_tokens else 0
+            return limiter.admit(tenant, tokens)
+        finally:
+            state["headers"] = limiter.headers(tenant)
+
+    def _settle(self, *, computed: bool) -> None:
+        """Charge what was seen. ``computed``: where nothing was seen, something may have been
+        computed, so what was taken stays taken."""
+        seen = self._used.total_tokens
+        if seen or not computed:
+            self._grant.settle(seen)
 
     def _leave_place(self) -> None:
         """Idempotent."""
@@ -131,12 +152,13 @@ class GenerationResponse(Response):
             self._turn = await self._service.admission.turn(self._tenant.name)
             await run(send)
         except ApiError as error:
+            self._settle(computed=False)
             self._leave_place()
             await send_error(send, error)
         except PocketClientError as error:
             await self._fail(send, error)
         except OSError:  # the client went away between two events
-            return
+            self._settle(computed=True)
         except Exception as error:  # noqa: BLE001  (T16: every failure ends the answer)
             _log.exception("generation %s failed", self._generation.id)
             await self._fail(send, error)
@@ -146,6 +168,7 @@ class GenerationResponse(Response):
             problem = from_upstream(error, self._generation.field_names)
         else:
             problem = ApiError(500, "internal error")
+        self._settle(computed=isinstance(error, DeadlineExceededError | RequestCancelledError))
         self._leave_place()
         with contextlib.suppress(OSError):
             if self._started:
@@ -159,7 +182,7 @@ class GenerationResponse(Response):
         async with contextlib.aclosing(merge(streams)) as chunks:
             await self._measured(chunks)
         completions = [stream.completion for stream in streams]
-        self._count([completion.usage for completion in completions])
+        self._count()
         body = self.whole(completions)
         self._leave_place()
         await _send_start(send, 200, b"application/json", len(body))
@@ -167,7 +190,8 @@ class GenerationResponse(Response):
 
     async def _measured(self, chunks: AsyncGenerator[tuple[int, Chunk], None]) -> None:
         started, first = time.monotonic(), True
-        async for _ in chunks:
+        async for index, chunk in chunks:
+            self._used.add(index, chunk)
             if first:
                 first = False
                 self._first_chunk(started)
@@ -175,18 +199,17 @@ class GenerationResponse(Response):
     async def _stream(self, send: Send) -> None:
         """Headers are sent with the first chunk, so that a refused request gets its status."""
         writer = self.writer()
-        used = UsageSum()
         started = time.monotonic()
         async with contextlib.aclosing(merge(self._open())) as chunks:
             async for index, chunk in chunks:
-                used.add(index, chunk)
+                self._used.add(index, chunk)
                 if not self._started:
                     self._first_chunk(started)
                     await _send_start(send, 200, b"text/event-stream; charset=utf-8")
                     self._started = True
                 if data := writer.chunk(index, chunk):
                     await _send_body(send, data, more=True)
-        self._count(used.by_prompt())
+        self._count()
         self._leave_place()
         await _send_body(send, writer.end(), more=False)
 
@@ -201,8 +224,10 @@ class GenerationResponse(Response):
         self._service.metrics.first_token_seconds.observe(time.monotonic() - started)
         self._service.readiness.answered()
 
-    def _count(self, usages: Sequence[Usage]) -> None:
-        """``usages``: one of each prompt."""
+    def _count(self) -> None:
+        """What a finished generation used."""
+        self._settle(computed=True)
+        usages = self._used.by_prompt()
         metrics = self._service.metrics
         metrics.prompt_tokens.inc(sum(usage.prompt_tokens for usage in usages))
         metrics.completion_tokens.inc(sum(usage.completion_tokens for usage in usages))

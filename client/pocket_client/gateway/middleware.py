@@ -45,6 +45,7 @@ class GatewayMiddleware:
         state = scope.setdefault("state", {})
         state["request_id"] = _request_id(headers)
         state["status"] = None
+        state["headers"] = {}
         span = self._span(scope, headers)
         if span is not None:
             state["trace_headers"] = span.headers
@@ -53,8 +54,9 @@ class GatewayMiddleware:
         async def tagged(message: _Message) -> None:
             if message["type"] == "http.response.start":
                 state["status"] = message["status"]
-                tag = (b"x-request-id", state["request_id"].encode())
-                message["headers"] = [*message.get("headers", ()), tag]
+                own = {"x-request-id": state["request_id"], **state["headers"]}
+                tags = [(name.encode(), value.encode()) for name, value in own.items()]
+                message["headers"] = [*message.get("headers", ()), *tags]
             await send(message)
 
         try:

@@ -30,7 +30,7 @@ class Service:
         self.registry = Registry(
             settings.max_in_flight + settings.max_waiting, settings.max_in_flight_per_tenant
         )
-        self.rate_limiter = RateLimiter(settings.requests_per_minute)
+        self.rate_limiter = RateLimiter(settings.requests_per_minute, settings.tokens_per_minute)
         self.admission = Admission(
             settings.max_in_flight,
             settings.max_waiting,

@@ -38,6 +38,9 @@ class GatewaySettings:
     """How long one may wait; then 503 with Retry-After."""
     requests_per_minute: int | None = None
     """Generation requests of one tenant in a minute, ten seconds' worth at once; then 429."""
+    tokens_per_minute: int | None = None
+    """Tokens of prompts and answers of one tenant in a minute, a minute's worth at once; then
+    429."""
     max_in_flight_per_tenant: int = 100_000
     """Of one API key's tenant; beyond that 429 with Retry-After."""
     body_seconds: float = 30.0
@@ -66,14 +69,15 @@ class GatewaySettings:
         ):
             if not 1 <= getattr(self, name) <= high:
                 raise ValueError(f"{name}: got {getattr(self, name)}; must be from 1 to {high}")
-        for name, low in (
-            ("max_waiting", 0),
-            ("max_waiting_per_tenant", 1),
-            ("requests_per_minute", 1),
+        for name, low, high in (
+            ("max_waiting", 0, 100_000),
+            ("max_waiting_per_tenant", 1, 100_000),
+            ("requests_per_minute", 1, 100_000),
+            ("tokens_per_minute", 1, 10**12),
         ):
             value = getattr(self, name)
-            if value is not None and not low <= value <= 100_000:
-                raise ValueError(f"{name}: got {value}; must be from {low} to 100000")
+            if value is not None and not low <= value <= high:
+                raise ValueError(f"{name}: got {value}; must be from {low} to {high}")
         if self.ready_cache_seconds < 0:
             raise ValueError(f"ready_cache_seconds: got {self.ready_cache_seconds}; at least 0")
         if not self.model_name:
