@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pocket_backend.cli.console import write
 from pocket_backend.cli.examples import examples
-from pocket_backend.cli.serving import is_terminal, running_server, say, wait_for_interrupt
+from pocket_backend.cli.reporter import Reporter
+from pocket_backend.cli.serving import is_terminal, running_server, wait_for_interrupt
 from pocket_backend.cli.session import Prompt, connect
 from pocket_backend.triton.launcher import ServerOptions
 from pocket_backend.triton.supervisor import SupervisionPolicy
@@ -19,12 +19,14 @@ def demo(
     max_tokens: int,
     once: bool,
     policy: SupervisionPolicy | None = None,
+    reporter: Reporter | None = None,
 ) -> int:
     """Start, ask ``prompt``, print the answer as it comes; then serve on unless ``once``."""
-    with running_server(options) as server:
+    reporter = reporter or Reporter()
+    with running_server(options, reporter) as server:
         bold, plain = ("\033[1m", "\033[0m") if is_terminal() else ("", "")
-        say(f"\n{bold}user{plain}       {prompt}")
-        print(f"{bold}assistant{plain}  ", end="", flush=True)
+        reporter.say(f"\n{bold}user{plain}       {prompt}")
+        reporter.say(f"{bold}assistant{plain}  ", end="")
         turns = [
             {"role": "system", "content": SYSTEM_TURN},
             {"role": "user", "content": prompt},
@@ -34,12 +36,13 @@ def demo(
             answer = session.ask(
                 Prompt(messages=turns),
                 {"max_tokens": max_tokens},
-                lambda text, _tokens: write(text),
+                lambda text, _tokens: reporter.say(text, end=""),
             )
         finally:
             session.close()
-        say(f"\n\n{answer.summary()}\n")
+        reporter.say(f"\n\n{answer.summary()}\n")
+        reporter.event("answer", prompt=prompt, **answer.as_dict())
         if once:
             return 0
-        say(examples(server))
-        return wait_for_interrupt(server, policy)
+        reporter.say(examples(server))
+        return wait_for_interrupt(server, policy, reporter=reporter)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from pocket_backend.api.errors import ConfigurationError
+from pocket_backend.cli.reporter import Report, silent
 from pocket_backend.observability.logging import get_logger, log_event
 from pocket_backend.triton.ports import resolve_one
 from pocket_backend.triton.supervisor import RestartPolicy
@@ -36,8 +37,9 @@ class GatewayProcess:
     the process: leaving the context ends it.
     """
 
-    def __init__(self, upstream: str, *, host: str, port: int) -> None:
-        """``upstream``: Triton's gRPC address. ``port`` 0 picks a free one.
+    def __init__(self, upstream: str, *, host: str, port: int, report: Report = silent) -> None:
+        """``upstream``: Triton's gRPC address. ``port`` 0 picks a free one. ``report`` is called on
+        the watching thread.
 
         Raises:
             ConfigurationError: the port is taken, or the gateway's packages are not installed.
@@ -50,6 +52,7 @@ class GatewayProcess:
         self._host = host
         self.port = resolve_one("gateway", port, host)
         self._upstream = upstream
+        self._report = report
         self._process: subprocess.Popen[bytes] | None = None
         self._ending = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="gateway", daemon=True)
@@ -146,6 +149,7 @@ class GatewayProcess:
             delay = _RESTARTS.delay(restarts) or 0.0
             restarts += 1
             log_event(_log, logging.ERROR, "gateway ended", status=status, restart_in_seconds=delay)
+            self._report("gateway_ended", status=status, restart_in_seconds=delay)
             if self._ending.wait(delay):
                 return
             self._process = self._spawn()

@@ -13,7 +13,13 @@ from pathlib import Path
 from pocket_backend.cli import bench, chat, completion, inspect, models, probe, run, trace
 from pocket_backend.cli.console import note, print_json
 from pocket_backend.cli.exit_codes import FAILED, INTERRUPTED, status_of
-from pocket_backend.cli.options import add_engine_options, engine_environment, model_path
+from pocket_backend.cli.options import (
+    add_engine_options,
+    add_json_option,
+    engine_environment,
+    model_path,
+)
+from pocket_backend.cli.reporter import Reporter
 from pocket_backend.cli.serving import add_supervision_options, supervision_policy
 from pocket_backend.triton.launcher import ServerOptions
 from pocket_backend.triton.ports import Ports
@@ -24,6 +30,13 @@ _COMMANDS = (run, chat, inspect, models, bench, trace, probe, completion)
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
+    status = _run(options)
+    if getattr(options, "events", False):
+        Reporter(as_json=options.json).event("exit", status=status)
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         status: int = options.run(options)
     except KeyboardInterrupt:
@@ -37,7 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if found is None:
             raise
         if getattr(options, "json", False):
-            print_json({"error": {"type": type(error).__name__, "message": str(error)}})
+            what = {"type": type(error).__name__, "message": str(error)}
+            if getattr(options, "events", False):
+                Reporter(as_json=True).event("error", error=what)
+            else:
+                print_json({"error": what})
         note(f"error: {error}")
         return found
     return status
@@ -56,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--gateway-port", type=int, metavar="PORT",
         help="an OpenAI gateway there, too (0 picks a free port; docs/gateway.md)",
     )  # fmt: skip
-    serve.set_defaults(run=_serve)
+    serve.set_defaults(run=_serve, events=True)
 
     for command in _COMMANDS:
         command.add_parser(commands)
@@ -69,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--prompt", default="What is the capital of France?", help="the question")
     demo.add_argument("--max-tokens", type=int, default=128, help="longest answer")
     _add_server_options(demo)
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=_demo, events=True)
 
     doctor = commands.add_parser("doctor", help="check whether this machine can serve")
     doctor.add_argument("--model", help="a GGUF file (default: the installed demo model)")
@@ -94,6 +111,7 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--start-timeout", type=float, default=180.0, help="seconds until it must answer"
     )
+    add_json_option(parser, "events, one a line,")
     add_supervision_options(parser)
     add_engine_options(parser)
 
@@ -124,6 +142,7 @@ def _serve(options: argparse.Namespace) -> int:
         supervision_policy(options),
         gateway_port=options.gateway_port,
         log_to_stderr=options.log_stderr,
+        reporter=Reporter(as_json=options.json),
     )
 
 
@@ -136,6 +155,7 @@ def _demo(options: argparse.Namespace) -> int:
         max_tokens=options.max_tokens,
         once=options.once,
         policy=supervision_policy(options),
+        reporter=Reporter(as_json=options.json),
     )
 
 

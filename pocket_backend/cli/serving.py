@@ -14,6 +14,7 @@ from types import FrameType
 
 from pocket_backend.cli.examples import examples
 from pocket_backend.cli.gateway import GatewayProcess
+from pocket_backend.cli.reporter import Reporter
 from pocket_backend.observability.logging import configure_logging
 from pocket_backend.triton.launcher import ServerOptions, TritonServer
 from pocket_backend.triton.liveness import LivenessPolicy
@@ -76,6 +77,7 @@ def serve(
     *,
     gateway_port: int | None = None,
     log_to_stderr: bool = False,
+    reporter: Reporter | None = None,
 ) -> int:
     """Serve until Ctrl-C or SIGTERM, with an OpenAI gateway on ``gateway_port`` (0: a free one).
 
@@ -85,7 +87,8 @@ def serve(
         EngineError: the server failed too often.
         ConfigurationError: the server or the gateway cannot start like this.
     """
-    with running_server(options) as server, contextlib.ExitStack() as stack:
+    reporter = reporter or Reporter()
+    with running_server(options, reporter) as server, contextlib.ExitStack() as stack:
         if log_to_stderr:
             keep = None if options.log_file is not None else LOG_KEPT_BYTES
             stack.enter_context(
@@ -94,30 +97,41 @@ def serve(
         gateway = None
         if gateway_port is not None:
             gateway = stack.enter_context(
-                GatewayProcess(server.grpc_address, host=options.host, port=gateway_port)
+                GatewayProcess(
+                    server.grpc_address,
+                    host=options.host,
+                    port=gateway_port,
+                    report=reporter.event,
+                )
             )
-            say(f"OpenAI API at {gateway.url}/v1, web console at {gateway.url}/")
-        say(examples(server))
-        return wait_for_interrupt(server, policy, gateway)
+            reporter.say(f"OpenAI API at {gateway.url}/v1, web console at {gateway.url}/")
+        reporter.say(examples(server))
+        return wait_for_interrupt(server, policy, gateway, reporter)
 
 
 @contextlib.contextmanager
-def running_server(options: ServerOptions) -> Iterator[TritonServer]:
+def running_server(
+    options: ServerOptions, reporter: Reporter | None = None
+) -> Iterator[TritonServer]:
     """Start, yield a server that answers, and stop it whatever happens.
 
     SIGTERM raises KeyboardInterrupt like Ctrl-C.
     """
+    reporter = reporter or Reporter()
     configure_logging()
     previous = signal.signal(signal.SIGTERM, _raise_interrupt)
     server = TritonServer(options)
     try:
         started = time.monotonic()
-        say(f"starting Triton with {Path(options.model).name} ...")
+        reporter.say(f"starting Triton with {Path(options.model).name} ...")
+        reporter.event("starting", model=str(options.model), pid=os.getpid())
         server.start()
-        say(
-            f"ready in {time.monotonic() - started:.1f} s: HTTP {server.http_url}, "
+        seconds = time.monotonic() - started
+        reporter.say(
+            f"ready in {seconds:.1f} s: HTTP {server.http_url}, "
             f"gRPC {server.grpc_address}, metrics {server.metrics_url}"
         )
+        reporter.event("started", seconds=round(seconds, 3), **_addresses(server))
         yield server
     finally:
         server.stop()
@@ -128,6 +142,7 @@ def wait_for_interrupt(
     server: TritonServer,
     policy: SupervisionPolicy | None = None,
     gateway: GatewayProcess | None = None,
+    reporter: Reporter | None = None,
 ) -> int:
     """Supervise until a signal, then drain and stop. A second signal ends the drain at once.
 
@@ -136,27 +151,35 @@ def wait_for_interrupt(
     Raises:
         EngineError: the server failed more often than the policy allows.
     """
-    supervisor = Supervisor(server, policy)
+    reporter = reporter or Reporter()
+    supervisor = Supervisor(server, policy, report=reporter.event)
     try:
-        say("serving; Ctrl-C stops")
+        reporter.say("serving; Ctrl-C stops")
+        openai = None if gateway is None else f"{gateway.url}/v1"
+        reporter.event("ready", **_addresses(server), openai_url=openai)
         supervisor.run()
     except KeyboardInterrupt:
-        say("\nstopping: open requests may end (again Ctrl-C: at once) ...")
+        reporter.say("\nstopping: open requests may end (again Ctrl-C: at once) ...")
+        reporter.event("stopping")
     if gateway is not None:
         gateway.stop_accepting()
     try:
         supervisor.drain()
     except KeyboardInterrupt:
-        say("\nending open requests ...")
+        reporter.say("\nending open requests ...")
+        reporter.event("ending_open_requests")
         with contextlib.suppress(KeyboardInterrupt):
             supervisor.drain(0.0)
     server.stop(_STOP_SECONDS)
     return 0
 
 
-def say(text: str) -> None:
-    """Print at once, also into a pipe."""
-    print(text, flush=True)
+def _addresses(server: TritonServer) -> dict[str, str]:
+    return {
+        "http_url": server.http_url,
+        "grpc_address": server.grpc_address,
+        "metrics_url": server.metrics_url,
+    }
 
 
 def _raise_interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -100,11 +100,14 @@ class Supervisor:
         server: TritonServer,
         policy: SupervisionPolicy | None = None,
         *,
+        report: Callable[..., None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """``report``: called with each event's name and fields, besides the log."""
         self._server = server
         self._policy = policy or SupervisionPolicy()
+        self._report = report
         self._clock = clock
         self._sleep = sleep
         self._restarts = 0
@@ -138,17 +141,20 @@ class Supervisor:
         try:
             status = server.lifeline.drain(limit, _ASK_SECONDS)
         except OSError as error:
-            log_event(_log, logging.WARNING, "cannot drain", reason=str(error))
+            self._tell(logging.WARNING, "cannot drain", reason=str(error))
             return
         try:
             probes.turn_unready(server.http_url, server.admin_key, _ASK_SECONDS)
         except OSError as error:
-            log_event(_log, logging.WARNING, "readiness stays true", reason=str(error))
-        log_event(_log, logging.INFO, "draining", open_requests=status.open_requests, seconds=limit)
+            self._tell(logging.WARNING, "readiness stays true", reason=str(error))
+        self._tell(logging.INFO, "draining", open_requests=status.open_requests, seconds=limit)
         left = self._wait_for_open_requests(started + limit)
-        log_event(
-            _log, logging.INFO, "drained", ended_with_error=left, seconds=self._clock() - started
-        )
+        self._tell(logging.INFO, "drained", ended_with_error=left, seconds=self._clock() - started)
+
+    def _tell(self, level: int, event: str, **fields: object) -> None:
+        log_event(_log, level, event, exc_info=None, **fields)
+        if self._report is not None:
+            self._report(event.replace(" ", "_"), **fields)
 
     def _wait_for_open_requests(self, deadline: float) -> int:
         """Returns how many were open at ``deadline``; the engine then ended them."""
@@ -188,14 +194,12 @@ class Supervisor:
             EngineError: none is left.
         """
         since = self._clock()
-        log_event(_log, logging.ERROR, "server unhealthy", problem=problem)
+        self._tell(logging.ERROR, "server unhealthy", problem=problem)
         while True:
             delay = self._policy.restarts.delay(self._restarts)
             if delay is None:
                 lines = self._server.failure_lines()
-                log_event(
-                    _log, logging.CRITICAL, "giving up", problem=problem, restarts=self._restarts
-                )
+                self._tell(logging.CRITICAL, "giving up", problem=problem, restarts=self._restarts)
                 raise EngineError(
                     f"{problem}; its log says:\n{lines}"
                     if self._restarts == 0
@@ -203,9 +207,7 @@ class Supervisor:
                     f"its log says:\n{lines}"
                 )
             self._restarts += 1
-            log_event(
-                _log, logging.WARNING, "restarting", attempt=self._restarts, delay_seconds=delay
-            )
+            self._tell(logging.WARNING, "restarting", attempt=self._restarts, delay_seconds=delay)
             # Clients that wait for the dead see their connections close now, not after the delay.
             self._server.stop(0.0)
             self._sleep(delay)
@@ -213,10 +215,9 @@ class Supervisor:
                 self._server.start()
             except PocketLLMError as error:
                 problem = f"restart failed: {error}"
-                log_event(_log, logging.ERROR, "restart failed", reason=str(error))
+                self._tell(logging.ERROR, "restart failed", reason=str(error))
                 continue
-            log_event(
-                _log, logging.INFO, "service restored",
+            self._tell(logging.INFO, "service restored",
                 seconds=self._clock() - since, restarts=self._restarts,
             )  # fmt: skip
             return
