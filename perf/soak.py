@@ -1,7 +1,9 @@
 """``python -m perf.soak --hours N``: a server under mixed load with faults, for long.
 
-Clients of every kind (``perf/load/mix.py``) run against one Triton server while its memory, shared
-memory, file descriptors, threads and latencies are watched. Afterwards the server must be at
+First every KV block is used once, since the pool's memory is taken when it is first written
+(``perf/load/fill.py``). Then clients of every kind (``perf/load/mix.py``) run against one Triton
+server while its memory, shared memory, file descriptors, threads and latencies are watched.
+Afterwards the server must be at
 baseline: nothing running, no block in use, the accounting sound, and its counters equal to the
 clients' ledger. The verdict is the exit status: 0 passed, 1 failed. A run that is too short, or in
 which a kind of client hardly came to anything, does not pass.
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from perf.load.fill import Fill, fill_pool
 from perf.load.mix import OK, Mix, MixedLoad, Outcome
 from perf.load.resources import Resources, read_resources
 from perf.machine import describe_machine
@@ -29,7 +32,7 @@ from pocket_backend.api import ConfigurationError
 from pocket_backend.triton.launcher import ServerOptions, TritonServer
 from pocket_backend.triton.ports import Ports
 from pocket_backend.triton.settings import FAKE_MODEL, find_default_model
-from pocket_client import Client
+from pocket_client import Client, PocketClientError
 
 RSS_GROWTH_LIMIT = 0.03
 """Of the second quarter's level, beyond ``RSS_SLACK_BYTES``."""
@@ -76,51 +79,76 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if model is None:
         print("soak: no model; give --model FILE.gguf or --model fake", file=sys.stderr)
         return 2
-    # A small pool: it is full, and all of it touched, within the warm-up; then blocks are evicted.
+    # A small pool: it is filled in seconds, and blocks are evicted all the time.
     environment = {"POCKETLLM_KV_CACHE_TOKENS": str(options.kv_tokens)}
     if model == FAKE_MODEL:
         environment["POCKETLLM_FAKE_OPTIONS"] = '{"delay_seconds": 0.005}'
     server = TritonServer(ServerOptions(str(model), ports=Ports(0, 0, 0), environment=environment))
     try:
         with server:
-            samples, outcomes, checks = soak(server, options)
+            run = soak(server, options)
     except ConfigurationError as error:
         print(f"soak: {error}", file=sys.stderr)
         return 2
-    text = report(options, samples, outcomes, checks)
+    text = report(options, run)
     print(text)
     if options.report is not None:
         options.report.write_text(text + "\n", encoding="utf-8")
     if options.json is not None:
         content = {
-            "samples": [asdict(sample) for sample in samples],
-            "checks": [asdict(check) for check in checks],
-            "outcomes": Counter(f"{o.kind}: {o.ended}" for o in outcomes),
+            "fill": asdict(run.fill),
+            "samples": [asdict(sample) for sample in run.samples],
+            "checks": [asdict(check) for check in run.checks],
+            "outcomes": Counter(f"{o.kind}: {o.ended}" for o in run.outcomes),
         }
         options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(check.passed for check in checks) else 1
+    return 0 if run.passed else 1
 
 
-def soak(
-    server: TritonServer, options: argparse.Namespace
-) -> tuple[list[Sample], list[Outcome], list[Check]]:
-    """Load, watch, stop, judge."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What happened, and what is to be said about it."""
+
+    fill: Fill
+    filled: Resources
+    """After the fill, before the load."""
+    samples: list[Sample]
+    outcomes: list[Outcome]
+    checks: list[Check]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+def soak(server: TritonServer, options: argparse.Namespace) -> Run:
+    """Fill the pool, load, watch, stop, judge."""
     client = Client(server.grpc_address)
+    fill = fill_pool(client, seed=options.seed)
+    filled = read_resources(os.getpid(), server.server_id)
     load = MixedLoad(server.grpc_address, server.http_url, users=options.users, seed=options.seed)
     before = client.stats(timeout=30.0)
     samples: list[Sample] = []
+    unanswered = 0
     started = time.monotonic()
     load.start()
     while (elapsed := time.monotonic() - started) < options.hours * 3600:
         time.sleep(min(options.every, max(0.0, options.hours * 3600 - elapsed)))
-        samples.append(take_sample(server, client, time.monotonic() - started))
+        try:
+            samples.append(take_sample(server, client, time.monotonic() - started))
+        except PocketClientError:
+            unanswered += 1
+            continue
         if sys.stderr.isatty():
             print(progress(samples[-1]), end="", file=sys.stderr, flush=True)
     outcomes = load.stop()
     after, settled = settle(client)
     checks = [
+        Check("every KV block was used before the load", fill.complete,
+              f"{fill.blocks_left} of {fill.blocks_total} unused after {fill.requests} prompts"),
         judge_effort(options.hours, Mix().weights, outcomes),
         *judge_outcomes(outcomes),
+        Check("statistics were always answered", not unanswered, f"{unanswered} were not"),
         *judge_resources(samples),
         judge_latency("time to first token", outcomes, lambda outcome: outcome.ttft),
         judge_latency("time per token", outcomes, lambda outcome: outcome.per_token),
@@ -130,7 +158,7 @@ def soak(
         judge_endpoint(server, after),
     ]  # fmt: skip
     client.close()
-    return samples, outcomes, checks
+    return Run(fill, filled, samples, outcomes, checks)
 
 
 def take_sample(server: TritonServer, client: Client, seconds: float) -> Sample:
@@ -182,7 +210,7 @@ def judge_outcomes(outcomes: Sequence[Outcome]) -> list[Check]:
 
 def judge_resources(samples: Sequence[Sample]) -> list[Check]:
     """Growth from the second quarter of the run to the last: the first one is warm-up, in which
-    the KV pool is touched for the first time. A run of some minutes is too short for that."""
+    every kind of request comes for the first time, and as many at once as there are clients."""
     quarter = len(samples) // 4
     if quarter < 2:
         return [Check("nothing grows", False, f"{len(samples)} samples are too few; run longer")]
@@ -287,20 +315,21 @@ def judge_endpoint(server: TritonServer, stats: dict[str, object]) -> Check:
 
 def report(
     options: argparse.Namespace,
-    samples: Sequence[Sample],
-    outcomes: Sequence[Outcome],
-    checks: Sequence[Check],
+    run: Run,
 ) -> str:
+    outcomes = run.outcomes
     kinds = Counter(outcome.kind for outcome in outcomes)
     tokens = sum(outcome.tokens for outcome in outcomes)
     rows = [
-        (c.name, "passed" if c.passed else "FAILED", c.detail.replace("|", "/")) for c in checks
+        (c.name, "passed" if c.passed else "FAILED", c.detail.replace("|", "/")) for c in run.checks
     ]
-    verdict = "PASSED" if all(check.passed for check in checks) else "FAILED"
+    verdict = "PASSED" if run.passed else "FAILED"
     mixture = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
     facts = (
         f"{options.hours * 60:.1f} minutes, {options.users} clients, {len(outcomes)} requests "
-        f"({mixture}), {tokens} tokens read, {len(samples)} samples. "
+        f"({mixture}), {tokens} tokens read, {len(run.samples)} samples. "
+        f"Before, {run.fill.requests} prompts used every KV block once, in "
+        f"{run.fill.seconds:.0f} s; then the server held {run.filled.rss_bytes / 2**20:.1f} MiB. "
         f"{describe_machine().summary()}."
     )
     table = markdown_table(("check", "verdict", "figures"), rows)

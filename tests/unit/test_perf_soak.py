@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from perf import metrics_overhead, soak
+from perf.load.fill import PROMPT_TOKENS, fill_pool
 from perf.load.mix import OK, Outcome
 from perf.load.resources import Resources, read_resources
 
@@ -61,6 +62,34 @@ def test_warm_up_is_no_growth_and_too_short_a_run_no_proof() -> None:
     ]
     assert failed(soak.judge_resources(warming + run[10:])) == []
     assert failed(soak.judge_resources(run[:7])) == ["nothing grows"]
+
+
+class FillingClient:
+    """As ``Client``, over a pool that each prompt fills by ``step`` blocks, from ``used`` on."""
+
+    def __init__(self, step: int, used: int = 0) -> None:
+        self._step, self._used = step, used
+        self.prompts: list[tuple[int, ...]] = []
+
+    def stats(self, *, timeout: float) -> dict[str, object]:
+        return {"blocks_free": max(0, 200 - self._used), "blocks_total": 200}
+
+    def generate(self, prompt: list[int], **_: object) -> None:
+        self.prompts.append(tuple(prompt))
+        self._used += self._step
+
+
+def test_the_pool_is_filled_with_prompts_that_share_nothing() -> None:
+    client = FillingClient(step=31)
+    fill = fill_pool(client)  # type: ignore[arg-type]
+    assert (fill.requests, fill.complete) == (7, True)
+    assert len({prompt[:16] for prompt in client.prompts}) == 7
+    assert all(len(prompt) == PROMPT_TOKENS for prompt in client.prompts)
+    full = fill_pool(FillingClient(step=31, used=198))  # type: ignore[arg-type]
+    assert (full.requests, full.complete) == (0, True)
+    never = fill_pool(FillingClient(step=0))  # type: ignore[arg-type]
+    assert not never.complete
+    assert never.requests == 2 * 200 * 16 // PROMPT_TOKENS + 1
 
 
 def test_one_wrong_sum_of_blocks_is_enough() -> None:
