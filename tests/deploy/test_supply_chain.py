@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,17 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 lock = load_tool("lock_requirements")
 LEFT_OUT = {"huggingface-hub"}
 """Declared by `tokenizers` for downloads, which serving never does."""
+
+
+def extras() -> dict[str, set[str]]:
+    """Extras that pyproject.toml asks of packages, such as `grpc` of `tritonclient[grpc]`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found: dict[str, set[str]] = {}
+    for name in ("demo", "gateway", "tracing"):
+        for text in project["optional-dependencies"][name]:
+            needed = Requirement(text)
+            found.setdefault(lock.normalised(needed.name), set()).update(needed.extras)
+    return found
 
 
 # --- requirements -------------------------------------------------------------------------------
@@ -64,6 +76,7 @@ def test_nothing_that_an_image_imports_is_missing(locked: Path) -> None:
     if locked.stem in ("image-loadtest", "image-server"):
         beside = {**found, **lock.pins((locked.parent / "image-gateway.txt").read_text())}
     looked_at = 0
+    wanted_extras = extras()
     for name, (version, _) in found.items():
         try:
             package = importlib.metadata.distribution(name)
@@ -74,7 +87,8 @@ def test_nothing_that_an_image_imports_is_missing(locked: Path) -> None:
         looked_at += 1
         for text in package.requires or ():
             needed = Requirement(text)
-            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+            asked = {"", *wanted_extras.get(name, ())}
+            if needed.marker is None or any(needed.marker.evaluate({"extra": x}) for x in asked):
                 wanted = lock.normalised(needed.name)
                 assert wanted in beside or wanted in LEFT_OUT, f"{name} needs {wanted}"
     assert looked_at >= 3

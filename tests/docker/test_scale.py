@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
-import threading
+import re
+import time
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from compose_project import WAIT, ComposeProject, wait_for
+from chat_load import ChatLoad, Stream, conversation, hit_rate, longest_wait
+from compose_project import ComposeProject, wait_for
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 PROFILES = ("demo", "scale")
 USERS = 6
-LONG = "Read this first: " + "the river is wide and the stones are round. " * 20
+CACHED = 0.7
+"""Share of a conversation's prompt that is cached where affinity holds: all but the template's end
+and what does not fill a block."""
 
 
 @pytest.fixture(scope="module")
@@ -27,87 +28,82 @@ def replicas(project: ComposeProject) -> ComposeProject:
     return project
 
 
+def metric(project: ComposeProject, name: str, labels: str = "") -> dict[str, float]:
+    """Values of the gateway's samples with that name, by server."""
+    with urllib.request.urlopen(f"{project.gateway}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    samples = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", text, re.MULTILINE)
+    return {
+        re.findall(r'upstream="([^"]*)"', found)[0]: float(value)
+        for found, value in samples
+        if labels in found
+    }
+
+
 def healthy(project: ComposeProject) -> int:
     """Servers that the gateway takes for healthy."""
-    with urllib.request.urlopen(f"{project.gateway}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(
-        line.startswith("pocketllm_gateway_upstream_healthy{") and line.endswith(" 1.0")
-        for line in lines
-    )
+    return sum(metric(project, "pocketllm_gateway_upstream_healthy").values())
 
 
-@dataclass
-class Stream:
-    """How one streamed chat went."""
-
-    began: bool = False
-    end: str = "broke off"
-    """``done``, ``error event``, or what else happened."""
+def answered(project: ComposeProject) -> dict[str, float]:
+    """Requests that each server has answered."""
+    return metric(project, "pocketllm_gateway_upstream_requests_total", 'outcome="answered"')
 
 
-class Load:
-    """Users who chat one stream after the other until told to leave."""
-
-    def __init__(self, project: ComposeProject) -> None:
-        self._project = project
-        self.streams: list[Stream] = []
-        self.leaving = threading.Event()
-        self._lock = threading.Lock()
-
-    def user(self, number: int) -> None:
-        while not self.leaving.is_set():
-            stream = Stream()
-            with self._lock:
-                self.streams.append(stream)
-            text = f"Conversation {number}. {LONG}"
-            try:
-                for event in self._project.chat_events(text, max_tokens=24):
-                    if event is None:
-                        stream.end = "done"
-                    elif "error" in event:
-                        stream.end = "error event"
-                    else:
-                        stream.began = True
-            except (OSError, http.client.HTTPException, RuntimeError) as error:
-                stream.end = repr(error)
-
-    def done(self) -> int:
-        with self._lock:
-            return sum(stream.end == "done" for stream in self.streams)
+def by_turn(streams: list[Stream], since: float) -> tuple[list[Stream], list[Stream]]:
+    """Of the streams sent since then: everybody's first complete one, and the later ones."""
+    first, later = [], []
+    seen: set[int] = set()
+    for stream in streams:
+        if stream.sent >= since and stream.end == "done":
+            (later if stream.user in seen else first).append(stream)
+            seen.add(stream.user)
+    return first, later
 
 
 def test_killing_a_replica_fails_nothing_that_had_not_begun(
     replicas: ComposeProject, client: Any
 ) -> None:
-    load = Load(replicas)
-    with ThreadPoolExecutor(USERS) as pool:
-        users = [pool.submit(load.user, number) for number in range(USERS)]
-        try:
-            wait_for("a warm load", lambda: load.done() >= 2 * USERS)
-            replicas.container("triton-2", client).kill()
-            before = load.done()
-            wait_for("answers of the survivor", lambda: load.done() >= before + 2 * USERS)
-        finally:
-            load.leaving.set()
-        for user in users:
-            user.result(WAIT)
+    with ChatLoad(replicas, USERS) as load:
+        began = time.monotonic()
+        wait_for("a warm load", lambda: load.everybody_done(3))
+        shares = answered(replicas)
+        replicas.container("triton-2", client).kill()
+        killed = time.monotonic()
+        wait_for("answers of the survivor", lambda: load.everybody_done(3, since=killed))
     bad = [stream for stream in load.streams if stream.end != "done"]
-    assert [stream for stream in bad if not stream.began] == []
+    _, warm = by_turn([stream for stream in load.streams if stream.sent < killed], began)
+    moved, again = by_turn(load.streams, killed)
+    print(
+        f"{len(load.streams)} streams of {USERS} users, {len(bad)} ended with an error event, "
+        f"{sum(stream.first is None for stream in bad)} failed before they began; answered before "
+        f"the kill: {sorted(shares.values())}; cached share of prompts {hit_rate(warm):.3f} before "
+        f"the kill, {hit_rate(moved):.3f} in everybody's first stream after it, "
+        f"{hit_rate(again):.3f} in the later ones; longest wait for a first event "
+        f"{longest_wait(warm):.2f} s before, {longest_wait(moved + again):.2f} s after"
+    )
+    assert len(shares) == 2, "one server had all conversations: nothing was tested"
+    assert [stream for stream in bad if stream.first is None] == []
     assert {stream.end for stream in bad} <= {"error event"}
     assert len(bad) <= USERS, "only what was streaming when it died may fail"
+    assert hit_rate(warm) > CACHED
+    assert hit_rate(again) > CACHED, "the survivor has every conversation cached"
 
 
 def test_affinity_forms_again(replicas: ComposeProject) -> None:
     """Killed by hand, the replica is started by hand; then each conversation is cached again."""
     replicas.compose("up", "--detach", "--wait", "--no-build", "triton-2", profiles=PROFILES)
     wait_for("two healthy servers", lambda: healthy(replicas) == 2)
+    before = answered(replicas)
     ratios = []
     for number in range(USERS):
-        text = f"Conversation {number}. {LONG}"
         for turn in range(3):
-            usage = replicas.chat(f"{text} {turn}", max_tokens=1)["usage"]
+            usage = replicas.chat(f"{conversation(number)} {turn}", max_tokens=1)["usage"]
             cached = usage["prompt_tokens_details"]["cached_tokens"]
             if turn:
                 ratios.append(cached / usage["prompt_tokens"])
-    assert min(ratios) > 0.7, ratios
+    served = [count for server, count in answered(replicas).items()
+              if count > before.get(server, 0.0)]  # fmt: skip
+    print(f"cached share of prompts after the first turn: {min(ratios):.3f} to {max(ratios):.3f}")
+    assert min(ratios) > CACHED, ratios
+    assert len(served) == 2, "the server that came back has its conversations again"
