@@ -14,6 +14,8 @@ from compose_project import ComposeProject, wait_for
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 PROFILES = ("demo", "scale")
 USERS = 6
+CONVERSATIONS = 4
+"""Of each user."""
 CACHED = 0.7
 """Share of a conversation's prompt that is cached where affinity holds: all but the template's end
 and what does not fill a block."""
@@ -50,43 +52,44 @@ def answered(project: ComposeProject) -> dict[str, float]:
     return metric(project, "pocketllm_gateway_upstream_requests_total", 'outcome="answered"')
 
 
-def by_turn(streams: list[Stream], since: float) -> tuple[list[Stream], list[Stream]]:
-    """Of the streams sent since then: everybody's first complete one, and the later ones."""
+def by_turn(streams: list[Stream]) -> tuple[list[Stream], list[Stream]]:
+    """Of the complete ones: every conversation's first, and the later ones."""
     first, later = [], []
     seen: set[int] = set()
     for stream in streams:
-        if stream.sent >= since and stream.end == "done":
-            (later if stream.user in seen else first).append(stream)
-            seen.add(stream.user)
+        if stream.end == "done":
+            (later if stream.conversation in seen else first).append(stream)
+            seen.add(stream.conversation)
     return first, later
 
 
 def test_killing_a_replica_fails_nothing_that_had_not_begun(
     replicas: ComposeProject, client: Any
 ) -> None:
-    with ChatLoad(replicas, USERS) as load:
-        began = time.monotonic()
-        wait_for("a warm load", lambda: load.everybody_done(3))
+    with ChatLoad(replicas, USERS, CONVERSATIONS) as load:
+        wait_for("a warm load", lambda: load.all_done(3))
         shares = answered(replicas)
         replicas.container("triton-2", client).kill()
         killed = time.monotonic()
-        wait_for("answers of the survivor", lambda: load.everybody_done(3, since=killed))
+        wait_for("answers of the survivor", lambda: load.all_done(3, since=killed))
     bad = [stream for stream in load.streams if stream.end != "done"]
-    _, warm = by_turn([stream for stream in load.streams if stream.sent < killed], began)
-    moved, again = by_turn(load.streams, killed)
+    _, warm = by_turn([stream for stream in load.streams if stream.sent < killed])
+    moved, again = by_turn([stream for stream in load.streams if stream.sent >= killed])
     print(
-        f"{len(load.streams)} streams of {USERS} users, {len(bad)} ended with an error event, "
-        f"{sum(stream.first is None for stream in bad)} failed before they began; answered before "
-        f"the kill: {sorted(shares.values())}; cached share of prompts {hit_rate(warm):.3f} before "
-        f"the kill, {hit_rate(moved):.3f} in everybody's first stream after it, "
-        f"{hit_rate(again):.3f} in the later ones; longest wait for a first event "
-        f"{longest_wait(warm):.2f} s before, {longest_wait(moved + again):.2f} s after"
+        f"{len(load.streams)} streams in {USERS * CONVERSATIONS} conversations; answered by each "
+        f"before the kill: {sorted(shares.values())}; {len(bad)} ended with an error event, "
+        f"{sum(stream.first is None for stream in bad)} failed before they began. Cached share of "
+        f"prompts: {hit_rate(warm):.3f} before the kill, {hit_rate(moved):.3f} in each "
+        f"conversation's first stream after it, {hit_rate(again):.3f} in the later ones. Longest "
+        f"wait for a first event: {longest_wait(warm):.2f} s before, "
+        f"{longest_wait(moved + again):.2f} s after"
     )
     assert len(shares) == 2, "one server had all conversations: nothing was tested"
     assert [stream for stream in bad if stream.first is None] == []
     assert {stream.end for stream in bad} <= {"error event"}
     assert len(bad) <= USERS, "only what was streaming when it died may fail"
     assert hit_rate(warm) > CACHED
+    assert hit_rate(moved) < hit_rate(again), "nothing was cached on the killed server alone"
     assert hit_rate(again) > CACHED, "the survivor has every conversation cached"
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ def conversation(number: int) -> str:
 class Stream:
     """How one streamed chat went. Times are seconds of ``time.monotonic``."""
 
-    user: int
+    conversation: int
     sent: float
     first: float | None = None
     """When its first event came; None: the request had not begun to stream."""
@@ -36,11 +38,17 @@ class Stream:
 
 
 class ChatLoad:
-    """``users`` threads for as long as the context lasts; ``streams`` grows meanwhile."""
+    """``users`` threads for as long as the context lasts; ``streams`` grows meanwhile.
 
-    def __init__(self, project: ComposeProject, users: int, max_tokens: int = 24) -> None:
+    Each has ``conversations`` of its own and goes through them again and again.
+    """
+
+    def __init__(
+        self, project: ComposeProject, users: int, conversations: int, max_tokens: int = 24
+    ) -> None:
         self._project = project
         self._users = users
+        self._conversations = conversations
         self._max_tokens = max_tokens
         self._leaving = threading.Event()
         self._lock = threading.Lock()
@@ -65,20 +73,19 @@ class ChatLoad:
         finally:
             self._pool.shutdown()
 
-    def done(self, since: float = 0.0) -> int:
-        """Streams that were sent at ``since`` or later and are complete."""
+    def all_done(self, times: int, since: float = 0.0) -> bool:
+        """Whether each conversation has ``times`` complete streams that were sent since then."""
         with self._lock:
-            return sum(stream.end == "done" and stream.sent >= since for stream in self.streams)
+            complete = Counter(stream.conversation for stream in self.streams
+                               if stream.end == "done" and stream.sent >= since)  # fmt: skip
+        numbers = range(self._users * self._conversations)
+        return all(complete[number] >= times for number in numbers)
 
-    def everybody_done(self, times: int, since: float = 0.0) -> bool:
-        """Whether each user has had ``times`` complete streams that were sent since then."""
-        with self._lock:
-            users = [stream.user for stream in self.streams
-                     if stream.end == "done" and stream.sent >= since]  # fmt: skip
-        return all(users.count(number) >= times for number in range(self._users))
-
-    def _chat(self, number: int) -> None:
-        while not self._leaving.is_set():
+    def _chat(self, user: int) -> None:
+        for turn in itertools.count():
+            if self._leaving.is_set():
+                return
+            number = user * self._conversations + turn % self._conversations
             stream = Stream(number, time.monotonic())
             with self._lock:
                 self.streams.append(stream)
@@ -89,7 +96,7 @@ class ChatLoad:
 
     def _follow(self, stream: Stream) -> None:
         events = self._project.chat_events(
-            conversation(stream.user), max_tokens=self._max_tokens,
+            conversation(stream.conversation), max_tokens=self._max_tokens,
             stream_options={"include_usage": True},
         )  # fmt: skip
         for event in events:
