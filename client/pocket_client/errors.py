@@ -20,6 +20,8 @@ _DEADLINE = re.compile(r"^not finished within [\d.]+ s of arrival")
 _OVERLOADED = re.compile(r"try again later|retry later")
 _STOPPING = re.compile(r"shutting down|Server is stopping")  # the engine's word, and Triton's
 _NO_MODEL = re.compile(r"^Request for unknown model: ")
+# Triton calls these UNAVAILABLE: the model is being unloaded, or not yet loaded.
+_NOT_READY = re.compile(r"has no available versions|is not at ready state")
 _CANCELLED = re.compile(r"^(was )?cancelled\b", re.IGNORECASE)
 
 
@@ -56,7 +58,7 @@ class UnsupportedError(InvalidRequestError):
 
 
 class ModelNotFoundError(PocketClientError):
-    """The server has no model of that name, or has not loaded it."""
+    """The server knows no model of that name."""
 
     http_status = 404
 
@@ -72,7 +74,8 @@ class OverloadedError(UnavailableError):
 
 
 class ShuttingDownError(OverloadedError):
-    """The server takes no more requests; another one, or its successor, may."""
+    """The server takes no more requests, or has its model not loaded; another one, or its successor,
+    may answer."""
 
 
 class RequestCancelledError(PocketClientError):
@@ -109,7 +112,7 @@ def _classified(text: str) -> PocketClientError:
     if _CANCELLED.match(text):
         return RequestCancelledError(text)
     if _NO_MODEL.match(text):
-        return ModelNotFoundError(text)
+        return ShuttingDownError(text) if _NOT_READY.search(text) else ModelNotFoundError(text)
     if found := _FIELD.match(text):
         if field := _known(found):
             return InvalidRequestError(text, field=field)

@@ -177,6 +177,8 @@ def test_arguments_that_cannot_be_sent(
         (f"{ENSEMBLE}request 'a': not finished within 2 s of arrival", DeadlineExceededError, None),
         (f"{ENSEMBLE}request 'a': cancelled", RequestCancelledError, None),
         ("Request for unknown model: 'pocketllm' is not found", ModelNotFoundError, None),
+        ("Request for unknown model: 'm' has no available versions", ShuttingDownError, None),
+        ("Request for unknown model: 'm' version 1 is not at ready state", ShuttingDownError, None),
         (f"{ENSEMBLE}internal error: ZeroDivisionError", ServerError, None),
         (f"{ENSEMBLE}computing this request failed: boom", ServerError, None),
     ],
