@@ -74,8 +74,8 @@ class OverloadedError(UnavailableError):
 
 
 class ShuttingDownError(OverloadedError):
-    """The server takes no more requests, or has its model not loaded; another one, or its successor,
-    may answer."""
+    """The server takes no more requests, or its model is not loaded; another server, or its
+    successor, may answer."""
 
 
 class RequestCancelledError(PocketClientError):

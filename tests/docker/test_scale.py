@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_load import ChatLoad, Stream, conversation, hit_rate, longest_wait
-from compose_project import ComposeProject, wait_for
+from compose_project import ROOT, WAIT, ComposeProject, free_port, wait_for
+
+from pocket_client import Client, RetryPolicy, UnavailableError
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
 PROFILES = ("demo", "scale")
@@ -110,3 +115,62 @@ def test_affinity_forms_again(replicas: ComposeProject) -> None:
     print(f"cached share of prompts after the first turn: {min(ratios):.3f} to {max(ratios):.3f}")
     assert min(ratios) > CACHED, ratios
     assert len(served) == 2, "the server that came back has its conversations again"
+
+
+def test_haproxy_without_a_gateway(replicas: ComposeProject, client: Any, tmp_path: Path) -> None:
+    """deploy/haproxy.cfg spreads one connection's requests, and goes round a killed server."""
+    program = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+    if program is None:
+        pytest.skip("haproxy is not installed (Debian: apt-get install haproxy)")
+    hosts = [address_of(replicas.container(name, client)) for name in ("triton", "triton-2")]
+    text = (ROOT / "deploy" / "haproxy.cfg").read_text()
+    port = free_port()
+    for old, new in (
+        ("127.0.0.1:8101", f"127.0.0.1:{port}"),
+        ("127.0.0.1:8001 port 8000", f"{hosts[0]}:8001 port 8000"),
+        ("127.0.0.1:8011 port 8010", f"{hosts[1]}:8001 port 8000"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / "haproxy.cfg").write_text(text)
+    balancer = subprocess.Popen([program, "-db", "-f", str(tmp_path / "haproxy.cfg")])
+    try:
+        once = RetryPolicy(attempts=1)
+        with Client(f"127.0.0.1:{port}", timeout=60, retry=once) as triton:
+            wait_for("haproxy", lambda: answers(triton))
+            before = [successes(host) for host in hosts]
+            for number in range(20):
+                triton.generate(f"{number} is", max_tokens=2)
+            shares = [successes(host) - then for host, then in zip(hosts, before, strict=True)]
+            assert sum(shares) == 20
+            assert min(shares) >= 5, shares
+            replicas.container("triton-2", client).kill()
+            for number in range(20):
+                triton.generate(f"{number} is", max_tokens=2)
+    finally:
+        balancer.terminate()
+        balancer.wait(WAIT)
+
+
+def address_of(container: Any) -> str:
+    """Of its only network; this machine reaches it, since the bridge is here."""
+    (network,) = container.attrs["NetworkSettings"]["Networks"].values()
+    return str(network["IPAddress"])
+
+
+def answers(triton: Client) -> bool:
+    try:
+        triton.generate("Hello", max_tokens=1)
+    except UnavailableError:
+        return False
+    return True
+
+
+def successes(host: str) -> int:
+    """Requests for the whole model that a server has answered."""
+    with urllib.request.urlopen(f"http://{host}:8002/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    (count,) = re.findall(
+        r'^nv_inference_request_success\{model="pocketllm".*\} (\S+)$', text, re.MULTILINE
+    )
+    return int(float(count))

@@ -70,7 +70,7 @@ class ComposeProject:
             "POCKETLLM_TAG": "test", "POCKETLLM_BUILD_NETWORK": "host",
             "POCKETLLM_CPUS": "2", "POCKETLLM_MEMORY": "2g", "POCKETLLM_SHM_SIZE": "256m",
             "POCKETLLM_KV_CACHE_TOKENS": "16384", "POCKETLLM_STOP_SECONDS": "4",
-            **{name: str(_free_port()) for name in _PORTS}, **settings,
+            **{name: str(free_port()) for name in _PORTS}, **settings,
         }  # fmt: skip
 
     @property
@@ -157,7 +157,7 @@ def wait_for(what: str, found: Callable[[], _Found | None], seconds: float = WAI
     raise AssertionError(f"{what}: not within {seconds:g} s; last: {last}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
         return port
