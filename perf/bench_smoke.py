@@ -141,12 +141,17 @@ def measure(model: Path, rounds: int, threads: int) -> list[Ratio]:
             found["scaling"].add(decode_rate(engine, draw, STREAMS), one)
             product = product_rate()
             found["prefill"].add(operations / prefill_seconds(engine, draw), product)
-            loop = loop_seconds()
-            steps = bench_scheduler.measure(SCHEDULED, 100, SCHEDULER_STEPS)
-            found["scheduler"].add(1 / statistics.median(steps), 1 / loop)
+            measure_scheduler(found["scheduler"])
     finally:
         engine.close()
     return list(found.values())
+
+
+def measure_scheduler(ratio: Ratio) -> None:
+    """One round."""
+    loop = loop_seconds()
+    steps = bench_scheduler.measure(SCHEDULED, 100, SCHEDULER_STEPS)
+    ratio.add(1 / statistics.median(steps), 1 / loop)
 
 
 def decode_rate(engine: PocketLLMEngine, draw: random.Random, streams: int) -> float:

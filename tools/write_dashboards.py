@@ -150,6 +150,20 @@ SERVER: dict[str, list[Panel]] = {
                 "integrity failures": rate("pocket_integrity_failures_total"),
             },
         ),
+        Panel(
+            "Saved states",
+            {"{{state}}": value("pocket_state_snapshots", "state")},
+            stacked=True,
+            about="Of models with recurrent layers; others have none.",
+        ),
+        Panel(
+            "Saved states per second",
+            {
+                "saved": rate("pocket_state_snapshot_saves_total"),
+                "resumed from": rate("pocket_state_snapshot_hits_total"),
+                "given up ({{reason}})": rate("pocket_state_snapshot_evictions_total", "reason"),
+            },
+        ),
     ],
 }
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from perf import bench_smoke
+from pocket_backend.core import ContinuousBatchScheduler
 
 
 def test_a_disturbed_round_decides_nothing() -> None:
@@ -38,6 +41,23 @@ def test_floors_know_the_machine() -> None:
 def test_references_measure_something() -> None:
     assert bench_smoke.product_rate(64) > 1e6
     assert 0 < bench_smoke.loop_seconds() < 1
+
+
+def test_a_scheduler_that_became_quadratic_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A regression as somebody might write it: each step compares all running sequences."""
+    real = ContinuousBatchScheduler.update
+
+    def slow(self: ContinuousBatchScheduler, plan: Any, outputs: Any, now: float) -> Any:
+        running = list(self._life.running)
+        assert sum(a is b for a in running for b in running) == len(running)
+        return real(self, plan, outputs, now)
+
+    monkeypatch.setattr(ContinuousBatchScheduler, "update", slow)
+    ratio = bench_smoke.ratios(vnni=True)["scheduler"]
+    for _ in range(3):
+        bench_smoke.measure_scheduler(ratio)
+    assert len(ratio.samples) == 3
+    assert not ratio.passed, ratio.value
 
 
 def test_without_a_model_there_is_no_verdict(
