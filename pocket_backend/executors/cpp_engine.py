@@ -29,6 +29,7 @@ from pocket_backend.executors.cpp_options import BLOCK_SIZE, CppEngineOptions, a
 from pocket_backend.executors.cpp_prompt_logprobs import PromptScorer, read_logprobs
 from pocket_backend.executors.cpp_sampling import SlotEdits
 from pocket_backend.executors.cpp_states import SlotStates, pool_sizes
+from pocket_backend.executors.cpp_step import StepArrays
 from pocket_backend.executors.cpu_quota import quota_threads
 from pocket_backend.text.gguf_files import gguf_model_file
 
@@ -51,9 +52,6 @@ _FEATURES = frozenset(
     }
 )
 _NO_BLOCK = -1
-_UINT64_MASK = (1 << 64) - 1
-_LEAST_TOP_P = 1e-30
-"""Smaller ones are 0 in float32, which the engine refuses; all of them keep one candidate."""
 _ROW_ERRORS = {
     -1: "the model's logits hold no usable value (NaN or infinity)",
     -2: "no token may come next: allowed_token_ids, bad_token_ids and min_tokens exclude all",
@@ -128,7 +126,7 @@ class CppEngineBackend(BackendExecutor):
             native, options.max_batch_size, self.model_info["vocab"], self._memory.vocab_size
         )
         self._scorer = PromptScorer(self._memory.vocab_size)
-        self._step = _StepArrays(options.max_batch_size, options.max_batch_tokens, context)
+        self._step = StepArrays(options.max_batch_size, options.max_batch_tokens, context)
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> CppEngineBackend:
@@ -328,78 +326,6 @@ def unsupported_reason(ckpt: str | Path) -> str | None:
     except ModelLoadError:
         return None
     return None
-
-
-class _StepArrays:
-    """The engine's arguments, allocated once; a step uses their first elements."""
-
-    def __init__(self, max_sequences: int, max_tokens: int, context: int) -> None:
-        self.token_ids = np.zeros(max_tokens, dtype=np.int32)
-        self.positions = np.zeros(max_tokens, dtype=np.int32)
-        self.offsets = np.zeros(max_sequences + 1, dtype=np.int32)
-        self.table_rows = np.zeros(max_sequences, dtype=np.int32)
-        self.logits_rows = np.zeros(max_sequences, dtype=np.int32)
-        self.temperature = np.zeros(max_sequences, dtype=np.float32)
-        self.top_k = np.zeros(max_sequences, dtype=np.int32)
-        self.top_p = np.zeros(max_sequences, dtype=np.float32)
-        self.min_p = np.zeros(max_sequences, dtype=np.float32)
-        self.seed = np.zeros(max_sequences, dtype=np.uint64)
-        self.token_index = np.zeros(max_sequences, dtype=np.uint64)
-        self.top_logprobs = np.zeros(max_sequences, dtype=np.int32)
-        self.counting = np.arange(context, dtype=np.int32)
-
-    def fill(
-        self, requests: Sequence[ExecuteRequest], sampled: Sequence[ExecuteRequest]
-    ) -> dict[str, np.ndarray[Any, Any]]:
-        count = len(requests)
-        lengths = [len(request.token_ids) for request in requests]
-        total = sum(lengths)
-        np.cumsum(lengths, out=self.offsets[1 : count + 1])
-        if total == count:  # decodes only
-            self.token_ids[:count] = [request.token_ids[0] for request in requests]
-            self.positions[:count] = [request.start_position for request in requests]
-        else:
-            begin = 0
-            for request, length in zip(requests, lengths, strict=True):
-                end = begin + length
-                start = request.start_position
-                self.token_ids[begin:end] = request.token_ids
-                self.positions[begin:end] = self.counting[start : start + length]
-                begin = end
-        self.table_rows[:count] = [request.slot_id for request in requests]
-
-        rows = len(sampled)
-        if rows == count:
-            np.subtract(self.offsets[1 : count + 1], 1, out=self.logits_rows[:count])
-        else:
-            wanted = [i + 1 for i, request in enumerate(requests) if request.samples]
-            self.logits_rows[:rows] = self.offsets[wanted] - 1
-        params = [request.sampling_params for request in sampled]
-        self.temperature[:rows] = [p.temperature for p in params]
-        self.top_k[:rows] = [p.top_k for p in params]
-        self.top_p[:rows] = [max(p.top_p, _LEAST_TOP_P) for p in params]
-        self.min_p[:rows] = [p.min_p for p in params]
-        # A client's seed may be negative: its two's complement is the key.
-        self.seed[:rows] = [request.seed & _UINT64_MASK for request in sampled]
-        self.token_index[:rows] = [request.output_index for request in sampled]
-        arrays: dict[str, np.ndarray[Any, Any]] = {
-            "token_ids": self.token_ids[:total],
-            "positions": self.positions[:total],
-            "sequence_offsets": self.offsets[: count + 1],
-            "table_rows": self.table_rows[:count],
-            "logits_rows": self.logits_rows[:rows],
-            "temperature": self.temperature[:rows],
-            "top_k": self.top_k[:rows],
-            "top_p": self.top_p[:rows],
-            "min_p": self.min_p[:rows],
-            "seed": self.seed[:rows],
-            "token_index": self.token_index[:rows],
-        }
-        asked = [p.logprobs for p in params]
-        if asked.count(None) < rows:
-            self.top_logprobs[:rows] = [-1 if count is None else count for count in asked]
-            arrays["top_logprobs"] = self.top_logprobs[:rows]
-        return arrays
 
 
 def _outputs(
