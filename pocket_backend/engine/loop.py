@@ -26,13 +26,13 @@ from pocket_backend.api import (
     InvalidRequestError,
     OverloadedError,
 )
-from pocket_backend.engine.stepper import FatalEngineError
+from pocket_backend.engine.stepper import EngineStepper, FatalEngineError
 from pocket_backend.observability.health import HealthState, HealthStatus, Watchdog
 from pocket_backend.observability.logging import get_logger, log_event
 
 if TYPE_CHECKING:
+    from pocket_backend.engine.entries import RequestEntry, StepReport
     from pocket_backend.engine.stats import EngineStats
-    from pocket_backend.engine.stepper import EngineStepper, RequestEntry, StepReport
 
 _T = TypeVar("_T")
 _log = get_logger("engine")
@@ -99,7 +99,7 @@ class EngineLoop:
             self._monitor = threading.Thread(
                 target=self._watch, name=f"{self._options.name}-watchdog", daemon=True
             )
-        stepper.on_finish = self._forget
+        stepper.outputs.on_finish = self._forget
 
     # --- any thread ---------------------------------------------------------------------------
 

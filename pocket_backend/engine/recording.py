@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pocket_backend.core import StepPlan
+    from pocket_backend.engine.entries import RequestEntry, StepReport
     from pocket_backend.engine.loop import StepHook
-    from pocket_backend.engine.stepper import RequestEntry, StepReport
     from pocket_backend.observability.steps import StepRecorder
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pocket_backend.observability import names
 
 if TYPE_CHECKING:
+    from pocket_backend.engine.entries import RequestEntry, StepReport
     from pocket_backend.engine.output import RequestOutput
-    from pocket_backend.engine.stepper import RequestEntry, StepReport
     from pocket_backend.observability.tracing import SpanEvent, SpanWriter
 
 

@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 )
 
 from pocket_backend.api import GenerationRequest, SamplingParams, TokenEvent
-from pocket_backend.engine.stepper import EngineStepper, RequestEntry
+from pocket_backend.engine.entries import RequestEntry
+from pocket_backend.engine.stepper import EngineStepper
 from pocket_backend.engine.unified import UnifiedEngine
 from pocket_backend.executors.fake import FakeExecutor, FakeOptions
 from pocket_backend.executors.fake_tokenizer import FakeTokenizer

@@ -164,7 +164,7 @@ def test_what_never_ran_only_queued() -> None:
     run.submit("late", 4, deadline_seconds=2.5 * STEP)
     run.submit("gone", 4)
     run.step(2)
-    gone = run.stepper._entries["gone"]
+    gone = run.stepper.outputs.entries["gone"]
     run.stepper.cancel(gone)
     run.step()
     lives = run.lives
