@@ -26,7 +26,7 @@ from pathlib import Path
 from perf.load.fill import Fill, fill_pool
 from perf.load.mix import OK, Mix, MixedLoad, Outcome
 from perf.load.resources import Resources, read_resources
-from perf.machine import describe_machine
+from perf.machine import BusyMonitor, describe_machine
 from perf.records import markdown_table
 from pocket_backend.api import ConfigurationError
 from pocket_backend.triton.launcher import ServerOptions, TritonServer
@@ -97,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         content = {
             "fill": asdict(run.fill),
+            "foreign_share": run.foreign_share,
             "samples": [asdict(sample) for sample in run.samples],
             "checks": [asdict(check) for check in run.checks],
             "outcomes": Counter(f"{o.kind}: {o.ended}" for o in run.outcomes),
@@ -115,6 +116,8 @@ class Run:
     samples: list[Sample]
     outcomes: list[Outcome]
     checks: list[Check]
+    foreign_share: float
+    """Of the CPU, that other processes used under the load: latencies mean little if it is high."""
 
     @property
     def passed(self) -> bool:
@@ -130,18 +133,20 @@ def soak(server: TritonServer, options: argparse.Namespace) -> Run:
     before = client.stats(timeout=30.0)
     samples: list[Sample] = []
     unanswered = 0
-    started = time.monotonic()
-    load.start()
-    while (elapsed := time.monotonic() - started) < options.hours * 3600:
-        time.sleep(min(options.every, max(0.0, options.hours * 3600 - elapsed)))
-        try:
-            samples.append(take_sample(server, client, time.monotonic() - started))
-        except PocketClientError:
-            unanswered += 1
-            continue
-        if sys.stderr.isatty():
-            print(progress(samples[-1]), end="", file=sys.stderr, flush=True)
-    outcomes = load.stop()
+    others = BusyMonitor()
+    with others.measuring():
+        started = time.monotonic()
+        load.start()
+        while (elapsed := time.monotonic() - started) < options.hours * 3600:
+            time.sleep(min(options.every, max(0.0, options.hours * 3600 - elapsed)))
+            try:
+                samples.append(take_sample(server, client, time.monotonic() - started))
+            except PocketClientError:
+                unanswered += 1
+                continue
+            if sys.stderr.isatty():
+                print(progress(samples[-1]), end="", file=sys.stderr, flush=True)
+        outcomes = load.stop()
     after, settled = settle(client)
     checks = [
         Check("every KV block was used before the load", fill.complete,
@@ -158,7 +163,7 @@ def soak(server: TritonServer, options: argparse.Namespace) -> Run:
         judge_endpoint(server, after),
     ]  # fmt: skip
     client.close()
-    return Run(fill, filled, samples, outcomes, checks)
+    return Run(fill, filled, samples, outcomes, checks, others.last.foreign_share)
 
 
 def take_sample(server: TritonServer, client: Client, seconds: float) -> Sample:
@@ -330,6 +335,7 @@ def report(
         f"({mixture}), {tokens} tokens read, {len(run.samples)} samples. "
         f"Before, {run.fill.requests} prompts used every KV block once, in "
         f"{run.fill.seconds:.0f} s; then the server held {run.filled.rss_bytes / 2**20:.1f} MiB. "
+        f"Other processes used {run.foreign_share:.0%} of the CPU under the load. "
         f"{describe_machine().summary()}."
     )
     table = markdown_table(("check", "verdict", "figures"), rows)
