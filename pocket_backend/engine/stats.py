@@ -82,10 +82,16 @@ class EngineStats:
     """What is measured per step or token, by metric name (``observability/names.py``)."""
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON; a histogram as its count and sum."""
+        """For JSON; a histogram as its count and sum, and the counts of its buckets."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         histograms = {
-            name: {"count": data.count, "sum": data.sum} for name, data in self.histograms.items()
+            name: {
+                "count": data.count,
+                "sum": data.sum,
+                "bounds": list(data.buckets),
+                "counts": list(data.counts),
+            }
+            for name, data in self.histograms.items()
         }
         return {**values, "requests": dict(self.requests), "histograms": histograms}
 

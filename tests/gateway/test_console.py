@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import shutil
+import subprocess
 
 import pytest
 from fake_upstream import FakeUpstream
 from gateway_server import RunningGateway, call
 
 from pocket_client.gateway.auth import ApiKeys, entry_of
+from pocket_client.gateway.console import figures
 from pocket_client.gateway.console.pages import CONSOLE_PATHS, STATIC
 from pocket_client.gateway.settings import GatewaySettings
 
@@ -26,7 +30,14 @@ STATS = {
     "generated_tokens": 1234,
     "prefix_query_tokens": 200,
     "prefix_hit_tokens": 50,
-    "histograms": {"pocket_inter_token_latency_seconds": {"count": 10, "sum": 0.5}},
+    "histograms": {
+        "pocket_inter_token_latency_seconds": {
+            "count": 10,
+            "sum": 0.5,
+            "bounds": [0.01, 0.1],
+            "counts": [2, 7, 1],
+        }
+    },
 }
 
 
@@ -155,21 +166,69 @@ def test_figures(upstream: FakeUpstream) -> None:
     finally:
         upstream.stats = before
     assert first.headers["cache-control"] == "no-store"
-    figures = first.json
-    assert figures["model"] == "pocketllm"
-    assert [server["healthy"] for server in figures["servers"]] == [True, True]
-    engine = figures["engine"]
+    shown = first.json
+    assert shown["model"] == "pocketllm"
+    assert [server["healthy"] for server in shown["servers"]] == [True, True]
+    engine = shown["engine"]
     assert (engine["running"], engine["waiting"], engine["generated_tokens"]) == (6, 4, 2468)
     assert engine["blocks_used"] + engine["blocks_cached"] + engine["blocks_free"] == 200
-    assert (engine["inter_token_count"], engine["inter_token_seconds"]) == (20, 1.0)
-    assert figures["gateway"]["first_token_count"] == 1
-    assert figures["gateway"]["in_flight"] == 0
-    if again.json["time"] == figures["time"]:  # within half a second of each other
+    assert shown["latencies"]["inter_token"] == {"bounds": [0.01, 0.1], "counts": [4, 14, 2]}
+    first_token = shown["latencies"]["first_token"]
+    assert sum(first_token["counts"]) == shown["gateway"]["first_token_count"] == 1
+    assert len(first_token["counts"]) == len(first_token["bounds"]) + 1
+    assert shown["gateway"]["in_flight"] == 0
+    if again.json["time"] == shown["time"]:  # within half a second of each other
         assert len(asked) == asked_first
+
+
+@pytest.mark.parametrize(
+    "other", [{}, {"bounds": [0.01], "counts": [1, 1]}, {"bounds": [0.01, 0.1], "counts": [1]}, 3]
+)
+def test_other_buckets_are_not_added_up(other: object) -> None:
+    """Servers of several versions during a rolling update."""
+    name = "pocket_inter_token_latency_seconds"
+    assert figures._inter_token([STATS]) == {"bounds": [0.01, 0.1], "counts": [2, 7, 1]}
+    assert figures._inter_token([STATS, {"histograms": {name: other}}]) is None
+    assert figures._inter_token([]) is None
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_percentiles_of_the_page_are_those_of_prometheus() -> None:
+    """By hand, as histogram_quantile defines them: 10 values in (1, 2], 10 in (2, 4] seconds."""
+    script = """
+        import { pointOf, quantile } from "./rates.js";
+        const bounds = [1, 2, 4];
+        const of = (...counts) => ({ bounds, counts });
+        const sample = (time, counts) => ({
+            time, engine: { steps: time, running: 1, waiting: 0 }, gateway: { waiting: 0 },
+            latencies: { first_token: of(...counts), inter_token: null } });
+        console.log(JSON.stringify([
+            quantile(0.5, null, of(0, 10, 10, 0)),
+            quantile(0.95, null, of(0, 10, 10, 0)),
+            quantile(0.5, of(0, 10, 0, 0), of(0, 10, 4, 0)),
+            quantile(0.5, null, of(4, 0, 0, 0)),
+            quantile(0.95, null, of(1, 0, 0, 9)),
+            quantile(0.5, null, of(0, 0, 0, 0)),
+            quantile(0.5, of(5, 0, 0, 0), of(1, 9, 0, 0)),
+            quantile(0.5, null, null),
+            pointOf(sample(1, [1, 0, 0, 0]), sample(2, [1, 2, 0, 0])).first50,
+            pointOf(null, sample(2, [1, 2, 0, 0])).first50 ?? null,
+        ]));
+    """
+    run = subprocess.run(
+        ["node", "--input-type=module", "-"],
+        input=script,
+        cwd=STATIC / "js",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(run.stdout) == [2000, 3800, 3000, 500, 4000, None, None, None, 1500, None]
 
 
 def test_figures_while_the_server_is_away() -> None:
     with RunningGateway(GatewaySettings(upstream="127.0.0.1:1")) as gateway:
-        figures = call(gateway, "GET", "/console/metrics").json
-    assert figures["engine"] is None
-    assert [server["healthy"] for server in figures["servers"]] == [False]
+        shown = call(gateway, "GET", "/console/metrics").json
+    assert shown["engine"] is None
+    assert [server["healthy"] for server in shown["servers"]] == [False]

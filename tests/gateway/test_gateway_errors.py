@@ -52,6 +52,34 @@ def test_v11_bad_bodies(
     assert not upstream.received
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        (TEXT_PATH, "prompt", "a\ud800"),
+        (TEXT_PATH, "prompt", ["fine", "\udfff"]),
+        (TEXT_PATH, "stop", ["\ud800"]),
+        (CHAT_PATH, "messages", [{"role": "user", "content": "\ud800"}]),
+        (CHAT_PATH, "chat_template_kwargs", {"\ud800": 1}),
+        ("/v1/responses", "input", [{"role": "user", "content": [{"text": "\ud800"}]}]),
+        ("/v1/responses", "instructions", "\ud800"),
+    ],
+)
+def test_text_that_no_encoding_has(
+    gateway: RunningGateway, upstream: FakeUpstream, path: str, field: str, value: Any, stream: bool
+) -> None:
+    """JSON can write half of a surrogate pair, and an answer would have to repeat it."""
+    given = {"prompt": "x"} if path == TEXT_PATH else {"input": "x"}
+    if path == CHAT_PATH:
+        given = {"messages": [{"role": "user", "content": "x"}]}  # type: ignore[dict-item]
+    reply = call(
+        gateway, "POST", path, {"model": "pocketllm", **given, "stream": stream, field: value}
+    )
+    assert (reply.status, reply.error["param"]) == (400, field)
+    assert "surrogate" in reply.error["message"]
+    assert not upstream.received
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
 def test_only_json_is_read(gateway: RunningGateway, kind: str) -> None:
     """A web page of another origin can send these without being asked for permission."""

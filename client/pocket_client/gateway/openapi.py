@@ -38,6 +38,8 @@ def _answer(kind: str, **choice: object) -> dict[str, object]:
 _EVENTS: dict[str, object] = {"text/event-stream": {}}
 """With ``stream: true``; OpenAPI 3.1 has no schema for single events."""
 _FIGURES = {"type": "object", "additionalProperties": {"type": "number"}}
+_NUMBERS = _list({"type": "number"})
+_HISTOGRAM = {"anyOf": [_object(bounds=_NUMBERS, counts=_NUMBERS), {"type": "null"}]}
 _ANSWERS: dict[str, tuple[object, dict[str, object]]] = {
     "/v1/chat/completions": (_answer("chat.completion", message=_MESSAGE), _EVENTS),
     "/v1/completions": (_answer("text_completion", text=_TEXT), _EVENTS),
@@ -59,6 +61,7 @@ _ANSWERS: dict[str, tuple[object, dict[str, object]]] = {
             engine={"anyOf": [_FIGURES, {"type": "null"}]},
             servers=_list(_object(healthy={"type": "boolean"}, open=_COUNT)),
             gateway=_FIGURES,
+            latencies=_object(first_token=_HISTOGRAM, inter_token=_HISTOGRAM),
         ),
         {},
     ),

@@ -80,7 +80,11 @@ class Body(BaseModel):
 
 
 def clean(value: object, refused: Refusals) -> object:
-    """Nulls out, refused fields that ask for nothing out."""
+    """Nulls out, refused fields that ask for nothing out.
+
+    Raises:
+        ApiError: a refused field, or text that no encoding has.
+    """
     if not isinstance(value, dict):
         return value
     kept = {}
@@ -92,8 +96,27 @@ def clean(value: object, refused: Refusals) -> object:
             if not any(type(item) is type(one) and item == one for one in neutral):
                 raise unsupported(name, reason)
             continue
+        _check_text(name, item)
         kept[name] = item
     return kept
+
+
+def _check_text(name: str, value: object) -> None:
+    """JSON can write half of a surrogate pair; nothing that it comes to could."""
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, str) and not item.isascii():
+            try:
+                item.encode()
+            except UnicodeEncodeError:
+                raise bad_request(
+                    name, "has half of a surrogate pair (\\ud800 to \\udfff)"
+                ) from None
+        elif isinstance(item, dict):
+            left += [*item, *item.values()]
+        elif isinstance(item, list) and item and type(item[0]) is not int:  # ids may be many
+            left += item
 
 
 def _cleaned_sampling(value: object, refused: Refusals) -> object:

@@ -45,7 +45,8 @@ class Figures:
 
     async def snapshot(self) -> dict[str, object]:
         """``time`` in seconds of a steady clock, ``engine`` (the sum of all servers that answer,
-        None if none does), ``servers``, ``gateway``. Counters count from the processes' start."""
+        None if none does), ``servers``, ``gateway``, ``latencies`` (histograms, None where there is
+        none). Counters count from the processes' start."""
         async with self._lock:
             if time.monotonic() >= self._known_until:
                 self._known = await self._measure()
@@ -70,6 +71,10 @@ class Figures:
             "engine": _sum(answered) if answered else None,
             "servers": servers,
             "gateway": self._gateway(),
+            "latencies": {
+                "first_token": self._first_token(),
+                "inter_token": _inter_token(answered),
+            },
         }
 
     def _gateway(self) -> dict[str, object]:
@@ -83,6 +88,10 @@ class Figures:
             "first_token_seconds": read(f"{prefix}time_to_first_token_seconds_sum"),
         }
 
+    def _first_token(self) -> dict[str, object]:
+        bounds, counts = self._service.metrics.first_token_counts()
+        return {"bounds": bounds, "counts": counts}
+
 
 async def _stats(upstream: Upstream) -> Mapping[str, object] | None:
     try:
@@ -92,17 +101,33 @@ async def _stats(upstream: Upstream) -> Mapping[str, object] | None:
 
 
 def _sum(stats: list[Mapping[str, object]]) -> dict[str, float]:
-    total: dict[str, float] = {name: sum(_number(one, name) for one in stats) for name in _SUMMED}
-    latencies = [_inter_token(one) for one in stats]
-    total["inter_token_count"] = sum(_number(one, "count") for one in latencies)
-    total["inter_token_seconds"] = sum(_number(one, "sum") for one in latencies)
-    return total
+    return {name: sum(_number(one, name) for one in stats) for name in _SUMMED}
 
 
-def _inter_token(stats: Mapping[str, object]) -> Mapping[str, object]:
+def _inter_token(stats: list[Mapping[str, object]]) -> dict[str, list[float]] | None:
+    """The sum of the servers' histograms; None unless all have the same buckets."""
+    found = [_histogram(one) for one in stats]
+    bounds = found[0][0] if found else []
+    if not bounds or any(other != bounds for other, _ in found):
+        return None
+    return {
+        "bounds": bounds,
+        "counts": [sum(row) for row in zip(*(c for _, c in found), strict=True)],
+    }
+
+
+def _histogram(stats: Mapping[str, object]) -> tuple[list[float], list[float]]:
+    """Bounds and counts; empty where a server of another version does not have them."""
     histograms = stats.get("histograms")
     found = histograms.get(_INTER_TOKEN) if isinstance(histograms, dict) else None
-    return found if isinstance(found, dict) else {}
+    values = found if isinstance(found, dict) else {}
+    bounds, counts = (_numbers(values.get(name)) for name in ("bounds", "counts"))
+    return (bounds, counts) if len(counts) == len(bounds) + 1 else ([], [])
+
+
+def _numbers(values: object) -> list[float]:
+    items = values if isinstance(values, list) else []
+    return items if all(isinstance(item, int | float) for item in items) else []
 
 
 def _number(values: Mapping[str, object], name: str) -> float:

@@ -7,8 +7,8 @@ const STEPS = [1, 2, 5];
 const CHARTS = [
   { title: "Tokens per second", series: [["generated", "generated"], ["prompt", "prompt"]] },
   { title: "Requests", series: [["running", "running"], ["waiting", "waiting"]] },
-  { title: "Time to first token, ms", series: [["first", "mean"]], points: true },
-  { title: "Inter-token latency, ms", series: [["between", "mean"]] },
+  { title: "Time to first token, ms", series: [["first50", "p50"], ["first95", "p95"]], points: true },
+  { title: "Inter-token latency, ms", series: [["between50", "p50"], ["between95", "p95"]] },
 ];
 const NAMES = CHARTS.flatMap(({ series }) => series.map(([name]) => name));
 
@@ -23,7 +23,7 @@ export class Charts {
   /** A point of `rates.js`, now. */
   add(point) {
     this._times.push(Date.now() / 1000);
-    for (const [name, values] of Object.entries(this._values)) values.push(point[name]);
+    for (const [name, values] of Object.entries(this._values)) values.push(point[name] ?? null);
     if (this._times.length > LONGEST) {
       this._times.shift();
       for (const values of Object.values(this._values)) values.shift();

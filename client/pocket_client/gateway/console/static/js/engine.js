@@ -2,7 +2,7 @@
 import { getJson } from "./api.js";
 import { Charts } from "./charts.js";
 import { drawBlocks } from "./kvmap.js";
-import { hitRate, mean, pointOf } from "./rates.js";
+import { hitRate, pointOf, spread } from "./rates.js";
 
 const PERIOD = 1000;
 const $ = (id) => document.getElementById(id);
@@ -28,7 +28,7 @@ export class EngineView {
     this._before = null;
     this._timer = null;
     this._watching = false;
-    this._kept = { first: null, between: null };
+    this._kept = {};
     this._charts = null;
     for (const [name, label] of TILES) {
       const box = document.createElement("div");
@@ -91,11 +91,10 @@ export class EngineView {
     drawBlocks($("kv-map"), $("kv-legend"), sample.engine);
   }
 
-  _tiles({ engine, gateway, servers }, point) {
-    // Between requests the last known latency stays.
-    for (const name of ["first", "between"]) this._kept[name] = point[name] ?? this._kept[name];
-    this._kept.first ??= mean(gateway.first_token_seconds, gateway.first_token_count);
-    this._kept.between ??= mean(engine.inter_token_seconds, engine.inter_token_count);
+  _tiles({ engine, gateway, latencies, servers }, point) {
+    // Between requests the last known latencies stay; before the first one, those of all time.
+    const ever = { ...spread("first", null, latencies.first_token), ...spread("between", null, latencies.inter_token) };
+    for (const name of Object.keys(ever)) this._kept[name] = point[name] ?? this._kept[name] ?? ever[name];
     const hits = hitRate(engine);
     const show = (name, text, hint) => {
       $(`tile-${name}`).textContent = text;
@@ -104,8 +103,8 @@ export class EngineView {
     show("running", whole(engine.running), `of ${engine.slots_total} slots${servers.length > 1 ? `, ${servers.length} servers` : ""}`);
     show("waiting", whole(engine.waiting + gateway.waiting), gateway.waiting ? `${gateway.waiting} in the gateway` : "");
     show("generated", whole(point.generated), `${whole(engine.generated_tokens)} in all`);
-    show("first", ms(this._kept.first), "mean, at the gateway");
-    show("between", ms(this._kept.between), "mean, in the engine");
+    show("first", ms(this._kept.first50), `p50; p95 ${ms(this._kept.first95)}`);
+    show("between", ms(this._kept.between50), `p50; p95 ${ms(this._kept.between95)}`);
     show("hits", hits === null ? "–" : `${hits.toFixed(0)} %`, `of ${whole(engine.prefix_query_tokens)} prompt tokens`);
   }
 
