@@ -40,7 +40,7 @@ def test_engine_options_travel_as_environment() -> None:
     ("argv", "status", "message"),
     [
         (["demo", "--once", "--model", "/nowhere.gguf"], 3, "error: model: /nowhere.gguf does not"),
-        (["serve", "/"], 3, "error: model: / is a directory"),
+        (["serve", "/"], 3, "error: model: the directory / holds neither"),
         (["serve", "fake", "--http-port", "99999"], 1, "error: --http-port: got 99999"),
         (["serve", "fake", "--grpc-port", "8000"], 1, "error: ports 8000, 8000, 8002"),
     ],
