@@ -94,7 +94,6 @@ def test_killing_a_replica_fails_nothing_that_had_not_begun(
     assert {stream.end for stream in bad} <= {"error event"}
     assert len(bad) <= USERS, "only what was streaming when it died may fail"
     assert hit_rate(warm) > CACHED
-    assert hit_rate(moved) < hit_rate(again), "nothing was cached on the killed server alone"
     assert hit_rate(again) > CACHED, "the survivor has every conversation cached"
 
 
