@@ -23,6 +23,8 @@ py::dict model_info(const ModelInfo& info) {
   d["vocab"] = info.vocab;
   d["context"] = info.context;
   d["attention_layers"] = info.attention_layers;
+  d["experts"] = info.experts;
+  d["experts_used"] = info.experts_used;
   d["state_bytes"] = info.state_bytes;
   d["tokenizer_tokens"] = info.tokenizer_tokens;
   d["eos_token_ids"] = info.eos_token_ids;

@@ -10,7 +10,7 @@ from pocket_backend.api import EngineArgs, InvalidRequestError, PocketLLMError
 from pocket_backend.cli import console
 from pocket_backend.cli.exit_codes import OK
 from pocket_backend.cli.options import Commands, add_json_option, model_path
-from pocket_backend.executors.model_description import ModelDescription, describe_model
+from pocket_backend.executors.model_description import ModelDescription, Shape, describe_model
 
 _KV_BYTES = {"auto": 2, "fp16": 2, "bf16": 2, "f32": 4, "int8": 1, "int8_per_token_head": 1}
 _PROCESS_BYTES = 150 << 20
@@ -144,7 +144,11 @@ def _as_dict(
 ) -> dict[str, object]:
     found = asdict(model)
     found["path"] = str(model.path)
-    found |= {"parameters": model.parameters, "tensors": model.tensors}
+    found |= {
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "tensors": model.tensors,
+    }
     if not template:
         found["tokenizer"]["chat_template"] = model.tokenizer.chat_template is not None
     return {**found, "serving": asdict(verdict), "memory_bytes": asdict(memory)}
@@ -163,13 +167,13 @@ def _print(model: ModelDescription, verdict: Verdict, memory: MemoryNeed) -> Non
         ("name", model.name),
         ("container", f"{model.container}, {model.files} file{'s' * (model.files > 1)}"),
         ("architecture", model.architecture),
-        ("parameters", f"{model.parameters:,} in {model.tensors} tensors"),
+        ("parameters", f"{model.parameters:,} in {model.tensors} tensors{_active(model)}"),
         ("formats", formats),
         (
             "shape",
             f"{shape.layers} layers, hidden {shape.hidden}, {shape.heads} heads "
             f"({kv_heads} of keys), head {shape.head_dim}, ffn {shape.ffn}, vocab {shape.vocab}"
-            + (f", {shape.experts} experts" if shape.experts else ""),
+            + _experts(shape),
         ),
         ("context", f"{shape.context} tokens" + _window(shape.sliding_window)),
         (
@@ -188,6 +192,18 @@ def _print(model: ModelDescription, verdict: Verdict, memory: MemoryNeed) -> Non
     for label, value in rows:
         if value is not None:
             print(f"{label:14} {value}")
+
+
+def _active(model: ModelDescription) -> str:
+    if model.active_parameters == model.parameters:
+        return ""
+    return f"; {model.active_parameters:,} active for a token"
+
+
+def _experts(shape: Shape) -> str:
+    if not shape.experts:
+        return ""
+    return f", {shape.experts} experts, {shape.experts_used or '?'} for a token"
 
 
 def _window(window: int | None) -> str:

@@ -13,6 +13,7 @@ from pocket_backend.executors.model_description import (
     Shape,
     TokenizerSummary,
     by_format,
+    count_experts,
 )
 
 MAX_HEADER_BYTES = 100_000_000
@@ -39,13 +40,14 @@ def describe_checkpoint(directory: Path) -> ModelDescription:
         architecture=str(named or config.get("model_type") or "unknown"),
         name=directory.name,
         shape=_shape(config),
-        formats=by_format(tensors),
+        formats=by_format(tensor[1:] for tensor in tensors),
         tokenizer=_tokenizer(directory),
+        expert_parameters=count_experts((name, shape) for name, _, shape, _ in tensors),
     )
 
 
-def read_header(file: Path) -> list[tuple[str, Sequence[int], int]]:
-    """(format, shape, bytes) of each tensor of a safetensors file.
+def read_header(file: Path) -> list[tuple[str, str, Sequence[int], int]]:
+    """(name, format, shape, bytes) of each tensor of a safetensors file.
 
     Raises:
         ModelLoadError: the header is damaged, or promises more bytes than the file has.
@@ -62,7 +64,7 @@ def read_header(file: Path) -> list[tuple[str, Sequence[int], int]]:
     except ValueError:
         raise ModelLoadError(f"{file}: its header is not JSON") from None
     data = size - 8 - length
-    found: list[tuple[str, Sequence[int], int]] = []
+    found: list[tuple[str, str, Sequence[int], int]] = []
     for name, entry in header.items() if isinstance(header, dict) else ():
         if name == "__metadata__":
             continue
@@ -75,7 +77,7 @@ def read_header(file: Path) -> list[tuple[str, Sequence[int], int]]:
             raise ModelLoadError(
                 f"{file}: tensor {short_repr(name)}: ends at byte {end} of {data} that are there"
             )
-        found.append((kind, shape, end - begin))
+        found.append((name, kind, shape, end - begin))
     return found
 
 
@@ -123,6 +125,7 @@ def _shape(config: Mapping[str, Any]) -> Shape:
         vocab=number("vocab_size"),
         context=number("max_position_embeddings", "n_positions"),
         experts=number("num_local_experts", "num_experts"),
+        experts_used=number("num_experts_per_tok"),
         sliding_window=number("sliding_window"),
     )
 

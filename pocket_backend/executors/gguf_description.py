@@ -11,6 +11,7 @@ from pocket_backend.executors.model_description import (
     Shape,
     TokenizerSummary,
     by_format,
+    count_experts,
 )
 from pocket_backend.text.gguf_files import gguf_parts, read_parts
 from pocket_backend.text.gguf_metadata import GgufMetadata
@@ -37,9 +38,9 @@ def describe_gguf(path: Path) -> ModelDescription:
         ModelLoadError: as ``gguf_parts`` and ``read_parts``.
     """
     files = gguf_parts(path)
+    infos = read_parts(files)
     tensors = [
-        (info.type_name, info.shape, _tensor_bytes(info.type_name, info.shape))
-        for info in read_parts(files)
+        (info.type_name, info.shape, _tensor_bytes(info.type_name, info.shape)) for info in infos
     ]
     with GgufMetadata(path) as metadata:
         architecture = metadata.get_str("general.architecture")
@@ -54,6 +55,7 @@ def describe_gguf(path: Path) -> ModelDescription:
             shape=_shape(metadata, architecture),
             formats=by_format(tensors),
             tokenizer=_tokenizer(metadata),
+            expert_parameters=count_experts((info.name, info.shape) for info in infos),
         )
 
 
@@ -83,6 +85,7 @@ def _shape(metadata: GgufMetadata, architecture: str) -> Shape:
         vocab=number("vocab_size") or metadata.array_length("tokenizer.ggml.tokens"),
         context=number("context_length"),
         experts=number("expert_count") or None,
+        experts_used=number("expert_used_count") or None,
         sliding_window=number("attention.sliding_window") or None,
     )
 

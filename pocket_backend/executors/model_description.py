@@ -39,6 +39,8 @@ class Shape:
     vocab: int | None = None
     context: int | None = None
     experts: int | None = None
+    experts_used: int | None = None
+    """By each token."""
     sliding_window: int | None = None
 
     def kv_bytes_per_token(self, element_bytes: int) -> int | None:
@@ -77,6 +79,16 @@ class ModelDescription:
     formats: tuple[TensorFormat, ...]
     """Largest first."""
     tokenizer: TokenizerSummary
+    expert_parameters: int = 0
+    """Of the experts that tokens choose from."""
+
+    @property
+    def active_parameters(self) -> int:
+        """What one token uses: of the experts, as many as it chooses."""
+        if not self.shape.experts or not self.shape.experts_used:
+            return self.parameters
+        unused = self.shape.experts - min(self.shape.experts_used, self.shape.experts)
+        return self.parameters - self.expert_parameters * unused // self.shape.experts
 
     @property
     def parameters(self) -> int:
@@ -113,6 +125,12 @@ def describe_model(model: str | Path) -> ModelDescription:
     if (path / "config.json").is_file() or not gguf_models(path):
         return describe_checkpoint(path)
     return describe_gguf(only_gguf_model(path))
+
+
+def count_experts(tensors: Iterable[tuple[str, Sequence[int]]]) -> int:
+    """Parameters, by (name, shape), of experts that tokens choose from: in GGUF's stacks
+    (``ffn_up_exps``), Hugging Face's, or one by one (``mlp.experts.7.up_proj``)."""
+    return sum(prod(shape) for name, shape in tensors if "_exps." in name or ".experts." in name)
 
 
 def by_format(

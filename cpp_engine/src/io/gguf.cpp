@@ -68,4 +68,11 @@ std::optional<std::string_view> GgufFile::get_string(std::string_view key) const
   throw_type(*this, key, found->second, "a string");
 }
 
+std::optional<bool> GgufFile::get_bool(std::string_view key) const {
+  const auto found = metadata().find(key);
+  if (found == metadata().end()) return std::nullopt;
+  if (const auto* const value = std::get_if<bool>(&found->second)) return *value;
+  throw_type(*this, key, found->second, "a bool");
+}
+
 }  // namespace pocket

@@ -17,6 +17,12 @@ namespace pocket {
 [[nodiscard]] std::unique_ptr<Model> make_qwen3(const WeightSource& source,
                                                 const ModelOptions& options);
 [[nodiscard]] ModelInfo describe_qwen3(const WeightSource& source);
+[[nodiscard]] std::unique_ptr<Model> make_qwen2moe(const WeightSource& source,
+                                                   const ModelOptions& options);
+[[nodiscard]] ModelInfo describe_qwen2moe(const WeightSource& source);
+[[nodiscard]] std::unique_ptr<Model> make_qwen3moe(const WeightSource& source,
+                                                   const ModelOptions& options);
+[[nodiscard]] ModelInfo describe_qwen3moe(const WeightSource& source);
 [[nodiscard]] std::unique_ptr<Model> make_gemma3(const WeightSource& source,
                                                  const ModelOptions& options);
 [[nodiscard]] ModelInfo describe_gemma3(const WeightSource& source);

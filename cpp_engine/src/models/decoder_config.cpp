@@ -36,7 +36,7 @@ void read_window(const WeightSource& source, const ConfigReader& reader, Decoder
 
 }  // namespace
 
-DecoderConfig read_decoder_config(const WeightSource& source) {
+DecoderConfig read_decoder_config(const WeightSource& source, bool experts) {
   const ConfigReader reader(source);
   DecoderConfig config;
   config.layers = reader.size("block_count", kMaxLayers);
@@ -94,9 +94,10 @@ DecoderConfig read_decoder_config(const WeightSource& source) {
                                              " rows; supported are 1 to " +
                                              std::to_string(kMaxContext));
   }
-  if (const auto experts = source.get_uint("expert_count"); experts.value_or(0) > 0) {
-    reader.fail(ErrorCode::kUnsupported, "expert_count: got " + std::to_string(*experts) +
-                                             "; mixture-of-experts models are not supported");
+  if (const auto count = source.get_uint("expert_count"); !experts && count.value_or(0) > 0) {
+    reader.fail(ErrorCode::kUnsupported, "expert_count: got " + std::to_string(*count) +
+                                             "; mixtures of experts of a " + source.architecture() +
+                                             " model are not supported");
   }
   config.attention_scale = 1.0F / std::sqrt(static_cast<float>(config.head_dim));
   read_window(source, reader, config);
@@ -121,6 +122,8 @@ ModelInfo describe_decoder(const WeightSource& source, const DecoderConfig& conf
                  .vocab = config.vocab,
                  .context = config.context,
                  .attention_layers = config.attention_count(),
+                 .experts = config.experts.count,
+                 .experts_used = config.experts.used,
                  .state_bytes = state_bytes(config.state_shape()),
                  .tokenizer_tokens = source.tokenizer_tokens(),
                  .eos_token_ids = source.eos_token_ids()};

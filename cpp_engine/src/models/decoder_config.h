@@ -36,6 +36,16 @@ struct DeltaNetConfig {
   }
 };
 
+/// Sizes of mixture-of-experts MLPs (layers/expert_mlp.h).
+struct ExpertConfig {
+  std::size_t count = 0;       ///< 0: the model has none
+  std::size_t used = 0;        ///< by each row, at most `count`
+  std::size_t ffn = 0;         ///< of one expert
+  std::size_t shared_ffn = 0;  ///< of the expert that all rows use; 0: there is none
+  bool normalised = false;     ///< the weights of a row's experts are divided by their sum
+  std::vector<bool> layers;    ///< [layers]: experts instead of one MLP
+};
+
 /// Hyper-parameters of a decoder-only transformer with grouped-query attention and a gated MLP.
 struct DecoderConfig {
   std::size_t layers = 0;
@@ -62,6 +72,7 @@ struct DecoderConfig {
   float embedding_scale = 1.0F;
   std::vector<bool> recurrent_layers;  ///< [layers]: Gated DeltaNet instead of attention; or empty
   DeltaNetConfig delta;
+  ExpertConfig experts;
   std::size_t extra_layers = 0;  ///< of the file, behind `layers`, that are not computed
 
   [[nodiscard]] std::size_t query_width() const noexcept { return heads * head_dim; }
@@ -73,6 +84,9 @@ struct DecoderConfig {
   [[nodiscard]] std::size_t recurrent_count() const {
     return static_cast<std::size_t>(
         std::count(recurrent_layers.begin(), recurrent_layers.end(), true));
+  }
+  [[nodiscard]] bool sparse(std::size_t layer) const {
+    return !experts.layers.empty() && experts.layers[layer];
   }
   /// Layers with a KV cache.
   [[nodiscard]] std::size_t attention_count() const { return layers - recurrent_count(); }
@@ -89,8 +103,9 @@ struct DecoderConfig {
 
 /// Reads and checks the keys that the Llama family uses. Throws `Error(kBadFile)` for missing or
 /// impossible values and `Error(kUnsupported)` for a feature or a size that the kernels lack; each
-/// message names file, key, value and what would do.
-[[nodiscard]] DecoderConfig read_decoder_config(const WeightSource& source);
+/// message names file, key, value and what would do. A model with experts is refused unless
+/// `experts` says that its architecture reads them itself (expert_config.h).
+[[nodiscard]] DecoderConfig read_decoder_config(const WeightSource& source, bool experts = false);
 
 /// What a model of this configuration is, as far as the file says so before its weights are packed.
 [[nodiscard]] ModelInfo describe_decoder(const WeightSource& source, const DecoderConfig& config);

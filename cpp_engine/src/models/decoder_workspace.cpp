@@ -58,6 +58,46 @@ class DeltaNetPlan {
   ActivationsPlan output_;
 };
 
+// Arrays of expert MLPs; nothing without such layers.
+class ExpertPlan {
+ public:
+  ExpertPlan(BufferPlan& plan, const DecoderConfig& config, std::size_t tokens,
+             const DecoderWorkspace::Forms& forms)
+      : experts_(config.experts) {
+    if (experts_.count == 0) {
+      return;
+    }
+    const std::size_t pairs = tokens * experts_.used;
+    score_stride_ = (experts_.count + kPanelRows - 1) / kPanelRows * kPanelRows;
+    scores_ = plan.add<float>(tokens * score_stride_);
+    shared_gate_ = plan.add<float>(experts_.shared_ffn > 0 ? tokens * kPanelRows : 0);
+    gathered_ = ActivationsPlan(plan, pairs, config.hidden, forms.expert_input);
+    inner_ = ActivationsPlan(plan, pairs, experts_.ffn, forms.expert_inner);
+    shared_inner_ = ActivationsPlan(plan, tokens, experts_.shared_ffn, forms.shared_inner);
+  }
+
+  [[nodiscard]] ExpertBuffers bind(AlignedBuffer& arena) const {
+    ExpertBuffers buffers;
+    if (experts_.count == 0) {
+      return buffers;
+    }
+    buffers.scores = arena.view<float>(scores_, 1).data();
+    buffers.score_stride = score_stride_;
+    if (experts_.shared_ffn > 0) {
+      buffers.shared_gate = arena.view<float>(shared_gate_, 1).data();
+    }
+    buffers.gathered = gathered_.bind(arena);
+    buffers.inner = inner_.bind(arena);
+    buffers.shared_inner = shared_inner_.bind(arena);
+    return buffers;
+  }
+
+ private:
+  const ExpertConfig& experts_;
+  std::size_t score_stride_ = 0, scores_ = 0, shared_gate_ = 0;
+  ActivationsPlan gathered_, inner_, shared_inner_;
+};
+
 }  // namespace
 
 DecoderWorkspace::DecoderWorkspace(const DecoderConfig& config, const ModelOptions& options,
@@ -83,6 +123,7 @@ DecoderWorkspace::DecoderWorkspace(const DecoderConfig& config, const ModelOptio
       {.quantised = forms.attention_inner.quantised, .half_sums = forms.attention_inner.half_sums});
   const DeltaNetPlan delta_plan(plan, config, tokens, threads, forms.delta_inner);
   const ActivationsPlan mlp_plan(plan, tokens, config.ffn, forms.mlp_inner);
+  const ExpertPlan expert_plan(plan, config, tokens, forms);
   const ActivationsPlan head_plan(plan, options.max_logits_rows, config.hidden, forms.head_input);
   const std::size_t logits_at = plan.add<float>(options.max_logits_rows * logits_stride);
   const std::size_t attention_scratch_at = plan.add<float>(threads * attention.scratch_floats);
@@ -103,6 +144,7 @@ DecoderWorkspace::DecoderWorkspace(const DecoderConfig& config, const ModelOptio
   attention.scratch = floats(attention_scratch_at);
   delta = delta_plan.bind(arena_);
   mlp_inner = mlp_plan.bind(arena_);
+  experts = expert_plan.bind(arena_);
   head_input = head_plan.bind(arena_);
   logits = floats(logits_at);
   matmul_scratch = floats(matmul_scratch_at);

@@ -4,6 +4,7 @@
 
 #include "compute.h"
 #include "decoder_config.h"
+#include "layers/expert_mlp.h"
 #include "layers/gated_delta_net.h"
 #include "layers/paged_attention.h"
 #include "pocket/base/aligned_buffer.h"
@@ -20,6 +21,9 @@ class DecoderWorkspace {
     InputForm attention_inner{};  ///< [tokens, query_width]
     InputForm delta_inner{};      ///< [tokens, delta.value_width]
     InputForm mlp_inner{};        ///< [tokens, ffn]
+    InputForm expert_input{};     ///< gathered: [tokens * experts.used, hidden]
+    InputForm expert_inner{};     ///< [tokens * experts.used, experts.ffn]
+    InputForm shared_inner{};     ///< [tokens, experts.shared_ffn]
     InputForm head_input{};       ///< [logits rows, hidden]
   };
 
@@ -32,6 +36,7 @@ class DecoderWorkspace {
     attention.output.set_rows(rows);
     delta.output.set_rows(rows);
     mlp_inner.set_rows(rows);
+    experts.shared_inner.set_rows(rows);
   }
 
   [[nodiscard]] std::size_t bytes() const noexcept { return arena_.size(); }
@@ -42,6 +47,7 @@ class DecoderWorkspace {
   AttentionBuffers attention;
   DeltaNetBuffers delta;  ///< null without recurrent layers
   Activations mlp_inner;
+  ExpertBuffers experts;  ///< null without expert MLPs
   Activations head_input;
   float* logits;          ///< [logits rows, logits_stride]
   float* matmul_scratch;  ///< [threads][matmul_scratch_floats()]

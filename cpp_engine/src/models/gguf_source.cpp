@@ -35,6 +35,10 @@ class GgufSource final : public WeightSource {
     return value ? std::optional<std::string>(*value) : std::nullopt;
   }
 
+  std::optional<bool> get_bool(std::string_view key) const override {
+    return file_.get_bool(prefixed(key));
+  }
+
   std::optional<std::vector<bool>> get_flags(std::string_view key) const override {
     const auto found = file_.metadata().find(prefixed(key));
     if (found == file_.metadata().end()) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "hf_expert_config.h"
 #include "hf_fields.h"
 #include "hf_hybrid_config.h"
 #include "pocket/base/error.h"
@@ -21,12 +22,17 @@ struct Family {
 
 // model_type of config.json -> the registry's (GGUF's) name.
 constexpr std::array kFamilies{
-    Family{"gemma3_text", "gemma3"}, Family{"llama", "llama"}, Family{"mistral", "llama"},
-    Family{"qwen2", "qwen2"},        Family{"qwen3", "qwen3"}, Family{"qwen3_5_text", "qwen35"},
+    Family{"gemma3_text", "gemma3"}, Family{"llama", "llama"},         Family{"mistral", "llama"},
+    Family{"qwen2", "qwen2"},        Family{"qwen2_moe", "qwen2moe"},  Family{"qwen3", "qwen3"},
+    Family{"qwen3_moe", "qwen3moe"}, Family{"qwen3_5_text", "qwen35"},
 };
 
 bool is_gemma3(const HfConfig& config) {
   return config.architecture == "gemma3";
+}
+
+bool has_experts(const HfConfig& config) {
+  return config.architecture == "qwen2moe" || config.architecture == "qwen3moe";
 }
 
 // A size of the network, and the default of Gemma 3, whose checkpoints for images leave it out.
@@ -207,13 +213,14 @@ std::vector<bool> read_layer_types(const Fields& fields, const JsonArray& types)
   return slides;
 }
 
-// Mistral slides in all layers unless the window is null; Qwen only if use_sliding_window says so.
-// Which layers do is said by layer_types, or where that is absent, in Qwen by max_window_layers
-// (the first that does), in Gemma 3 by sliding_window_pattern (the last of as many does not).
+// Mistral slides in all layers unless the window is null; Qwen only if use_sliding_window says so,
+// Qwen3-MoE then in all layers. Which layers do is said by layer_types, or where that is absent, in
+// Qwen by max_window_layers (the first that does; in Qwen2-MoE every other layer before it), in
+// Gemma 3 by sliding_window_pattern (the last of as many does not).
 void read_window(const Fields& fields, HfConfig& config) {
-  const bool all = config.model_type == "mistral";
-  const bool some = is_gemma3(config) ||
-                    (config.model_type != "llama" && fields.boolean("use_sliding_window", false));
+  const bool wanted = fields.boolean("use_sliding_window", false);
+  const bool all = config.model_type == "mistral" || (config.architecture == "qwen3moe" && wanted);
+  const bool some = is_gemma3(config) || (config.model_type != "llama" && wanted);
   auto window = fields.uint("sliding_window");
   if (!window && is_gemma3(config)) {
     window = 4096;  // Transformers' default
@@ -236,7 +243,9 @@ void read_window(const Fields& fields, HfConfig& config) {
     fields.fail("sliding_window_pattern: got 0; must be at least 1");
   }
   for (std::uint64_t layer = 0; layer < layer_flags(config); ++layer) {
-    slides.push_back(is_gemma3(config) ? (layer + 1) % pattern != 0 : layer >= first);
+    slides.push_back(is_gemma3(config)                   ? (layer + 1) % pattern != 0
+                     : config.architecture == "qwen2moe" ? layer % 2 == 0 && layer < first
+                                                         : layer >= first);
   }
 }
 
@@ -296,6 +305,9 @@ HfConfig read_hf_config(const JsonValue& root, std::string_view name) {
   read_sizes(fields, config);
   if (hybrid) {
     read_hybrid_config(fields, config);
+  }
+  if (has_experts(config)) {
+    read_hf_experts(fields, config);
   }
   read_rope(fields, config);
   read_window(fields, config);

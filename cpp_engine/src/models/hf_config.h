@@ -20,6 +20,7 @@ struct HfConfig {
   Keys<std::uint64_t> uints;
   Keys<double> floats;
   Keys<std::string> strings;
+  Keys<bool> bools;
   Keys<std::vector<bool>> flags;
   bool tied = false;                        ///< the head is the embedding
   float norm_weight_offset = 0.0F;          ///< see `WeightSource::norm_weight_offset`

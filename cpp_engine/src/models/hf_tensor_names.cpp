@@ -53,6 +53,25 @@ constexpr std::array kQwen35Parameters{
     Part{"linear_attn.dt_bias", "ssm_dt.bias"},
 };
 
+// Qwen2-MoE's and Qwen3-MoE's: the router, and an expert that all rows use. Experts one by one are
+// named by `expert_part`; stacks of all of them have no ".weight".
+constexpr std::array kExpertBlock{
+    Part{"mlp.gate", "ffn_gate_inp"},
+    Part{"mlp.shared_expert_gate", "ffn_gate_inp_shexp"},
+    Part{"mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
+    Part{"mlp.shared_expert.up_proj", "ffn_up_shexp"},
+    Part{"mlp.shared_expert.down_proj", "ffn_down_shexp"},
+};
+constexpr std::array kExpertStacks{
+    Part{"mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"},
+    Part{"mlp.experts.down_proj", "ffn_down_exps.weight"},
+};
+constexpr std::array kExpert{
+    Part{"gate_proj.weight", "ffn_gate"},
+    Part{"up_proj.weight", "ffn_up"},
+    Part{"down_proj.weight", "ffn_down"},
+};
+
 template <std::size_t kCount>
 std::optional<std::string> look_up(const std::array<Part, kCount>& parts, std::string_view name) {
   const auto found = std::find_if(parts.begin(), parts.end(),
@@ -68,6 +87,21 @@ bool strip_prefix(std::string_view& name, std::string_view prefix) {
   return true;
 }
 
+// mlp.experts.7.up_proj.weight -> ffn_up.7.weight
+std::optional<std::string> expert_part(std::string_view part) {
+  if (!strip_prefix(part, "mlp.experts.")) {
+    return std::nullopt;
+  }
+  const std::size_t dot = part.find('.');
+  const std::string_view number = part.substr(0, dot);
+  if (dot == std::string_view::npos || number.empty() ||
+      number.find_first_not_of("0123456789") != std::string_view::npos) {
+    return std::nullopt;
+  }
+  const auto name = look_up(kExpert, part.substr(dot + 1));
+  return name ? std::optional(*name + "." + std::string(number) + ".weight") : std::nullopt;
+}
+
 std::optional<std::string> block_part(std::string_view part, std::string_view architecture) {
   const std::size_t dot = part.rfind('.');
   if (dot == std::string_view::npos) {
@@ -81,6 +115,15 @@ std::optional<std::string> block_part(std::string_view part, std::string_view ar
       return parameter;
     }
     name = look_up(kQwen35Block, part.substr(0, dot));
+  } else if (architecture == "qwen2moe" || architecture == "qwen3moe") {
+    auto expert = look_up(kExpertStacks, part);
+    if (!expert) {
+      expert = expert_part(part);
+    }
+    if (expert) {
+      return expert;
+    }
+    name = look_up(kExpertBlock, part.substr(0, dot));
   }
   if (!name) {
     name = look_up(kBlock, part.substr(0, dot));

@@ -1,7 +1,7 @@
 // Llama 1 to 3.x and its relatives (SmolLM2, TinyLlama, Mistral): pre-norm blocks of grouped-query
 // attention and a gated MLP (Touvron et al. 2023, arXiv 2302.13971). Models that differ by features
-// of these blocks only (qwen.cpp, gemma.cpp), or that have recurrent layers between them
-// (qwen35.cpp), are this one with another configuration.
+// of these blocks only (qwen.cpp, gemma.cpp), that have recurrent layers between them (qwen35.cpp)
+// or experts in them (qwen_moe.cpp), are this one with another configuration.
 
 #include <algorithm>
 #include <optional>
@@ -12,6 +12,7 @@
 #include "architectures.h"
 #include "decoder_workspace.h"
 #include "layers/embedding.h"
+#include "layers/expert_mlp.h"
 #include "layers/gated_delta_net.h"
 #include "layers/gated_mlp.h"
 #include "layers/linear.h"
@@ -29,7 +30,8 @@ struct Block {
   GatedDeltaNet delta;
   std::span<const float> attention_post_norm;  // empty without `post_norms`
   std::span<const float> mlp_norm;
-  GatedMlp mlp;
+  GatedMlp mlp;  // or, in sparse layers:
+  ExpertMlp experts;
   std::span<const float> mlp_post_norm;
 };
 
@@ -40,7 +42,8 @@ class Llama final : public Model {
         config_(std::move(config)),
         max_context_(options.max_context == 0 ? config_.context : options.max_context),
         blocks_(config_.layers),
-        schedule_(options.max_batch_tokens, options.max_sequences) {
+        schedule_(options.max_batch_tokens, options.max_sequences),
+        routing_(options.max_batch_tokens, config_.experts) {
     if (max_context_ > config_.context) {
       throw Error(ErrorCode::kInvalidArgument, "max_context: got " + std::to_string(max_context_) +
                                                    "; the model's limit is " +
@@ -88,7 +91,12 @@ class Llama final : public Model {
       }
       end_branch(rows, block.attention_post_norm);
       normalise(compute_, w.residual, rows, {}, block.mlp_norm, config_.norm_epsilon, w.input);
-      block.mlp.run(compute_, w.input, rows, w.mlp_inner, begin_branch(rows), w.matmul_scratch);
+      if (config_.sparse(layer)) {
+        block.experts.run(compute_, w.input, rows, routing_, w.experts, begin_branch(rows),
+                          w.matmul_scratch);
+      } else {
+        block.mlp.run(compute_, w.input, rows, w.mlp_inner, begin_branch(rows), w.matmul_scratch);
+      }
       end_branch(rows, block.mlp_post_norm);
     }
   }
@@ -147,7 +155,11 @@ class Llama final : public Model {
       const bool hybrid = !config_.recurrent_layers.empty();
       loader.norm(prefix + (hybrid ? "post_attention_norm.weight" : "ffn_norm.weight"),
                   config_.hidden, block.mlp_norm);
-      block.mlp.load(loader, prefix, config_);
+      if (config_.sparse(layer)) {
+        block.experts.load(loader, prefix, config_);
+      } else {
+        block.mlp.load(loader, prefix, config_);
+      }
       if (config_.post_norms) {
         loader.norm(prefix + "post_attention_norm.weight", config_.hidden,
                     block.attention_post_norm);
@@ -171,7 +183,6 @@ class Llama final : public Model {
     DecoderWorkspace::Forms forms{.head_input = input_form(*head_, compute_.precision)};
     for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
       const Block& block = blocks_[layer];
-      forms.block_input = forms.block_input | block.mlp.input(compute_.precision);
       if (config_.recurrent(layer)) {
         forms.block_input = forms.block_input | block.delta.input(compute_.precision);
         forms.delta_inner = forms.delta_inner | block.delta.inner(compute_.precision);
@@ -179,7 +190,16 @@ class Llama final : public Model {
         forms.block_input = forms.block_input | block.attention.input(compute_.precision);
         forms.attention_inner = forms.attention_inner | block.attention.inner(compute_.precision);
       }
-      forms.mlp_inner = forms.mlp_inner | block.mlp.inner(compute_.precision);
+      if (config_.sparse(layer)) {
+        const ExpertMlp& experts = block.experts;
+        forms.block_input = forms.block_input | experts.input(compute_.precision);
+        forms.expert_input = forms.expert_input | experts.gathered(compute_.precision);
+        forms.expert_inner = forms.expert_inner | experts.inner(compute_.precision);
+        forms.shared_inner = forms.shared_inner | experts.shared_inner(compute_.precision);
+      } else {
+        forms.block_input = forms.block_input | block.mlp.input(compute_.precision);
+        forms.mlp_inner = forms.mlp_inner | block.mlp.inner(compute_.precision);
+      }
     }
     return forms;
   }
@@ -197,6 +217,7 @@ class Llama final : public Model {
   RopeTable rope_;
   RopeTable sliding_rope_;  // empty without `DecoderConfig::sliding_rope`
   AttentionSchedule schedule_;
+  ExpertRouting routing_;
   std::optional<DecoderWorkspace> workspace_;
 };
 

@@ -23,6 +23,8 @@ constexpr std::array kArchitectures{
     Architecture{"gemma3", make_gemma3, describe_gemma3},
     Architecture{"qwen2", make_qwen2, describe_qwen2},
     Architecture{"qwen3", make_qwen3, describe_qwen3},
+    Architecture{"qwen2moe", make_qwen2moe, describe_qwen2moe},
+    Architecture{"qwen3moe", make_qwen3moe, describe_qwen3moe},
     Architecture{"qwen35", make_qwen35, describe_qwen35},
 };
 

@@ -126,6 +126,9 @@ class SafetensorsSource final : public WeightSource {
   std::optional<std::string> get_string(std::string_view key) const override {
     return get(config_.strings, key);
   }
+  std::optional<bool> get_bool(std::string_view key) const override {
+    return get(config_.bools, key);
+  }
   std::optional<std::vector<bool>> get_flags(std::string_view key) const override {
     return get(config_.flags, key);
   }

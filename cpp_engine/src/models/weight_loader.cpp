@@ -111,10 +111,29 @@ void WeightLoader::matrix(const std::string& name, std::size_t rows, std::size_t
                           PackedMatrix& target, RowOrder order) {
   const std::size_t stored_rows =
       order.stored_rows > 0 ? rows / order.head_dim * order.stored_rows : rows;
-  StoredTensor tensor = require(name, {stored_rows, columns});
+  const auto found = source_.find(name);
+  const bool flat = rows == 1 && found && found->shape.size() == 1;
+  StoredTensor tensor = require(name, flat ? std::vector<std::size_t>{columns}
+                                           : std::vector<std::size_t>{stored_rows, columns});
+  add_matrix(std::move(tensor), rows, columns, target, order);
+}
+
+void WeightLoader::stacked(const std::string& name, std::size_t stored_rows, std::size_t first_row,
+                           std::size_t rows, std::size_t columns, std::span<PackedMatrix> targets) {
+  const StoredTensor stack = require(name, {targets.size(), stored_rows, columns});
+  const std::size_t stride = row_bytes(stack.type, columns);
+  for (std::size_t index = 0; index < targets.size(); ++index) {
+    StoredTensor part{.name = stack.name, .type = stack.type, .shape = {rows, columns}, .data = {}};
+    part.data = stack.data.subspan((index * stored_rows + first_row) * stride, rows * stride);
+    add_matrix(std::move(part), rows, columns, targets[index], {});
+  }
+}
+
+void WeightLoader::add_matrix(StoredTensor tensor, std::size_t rows, std::size_t columns,
+                              PackedMatrix& target, RowOrder order) {
   const DType type = packed_type(tensor);
   const std::size_t bytes = aligned(packed_bytes(packed_layout(type), rows, columns));
-  matrices_.push_back({std::move(tensor), rows, type, &target, order, bytes_});
+  matrices_.push_back({std::move(tensor), rows, columns, type, &target, order, bytes_});
   bytes_ += bytes;
 }
 
@@ -155,7 +174,10 @@ void WeightLoader::add_vector(Vector vector) {
 DType WeightLoader::packed_type(const StoredTensor& tensor) const {
   const bool floats =
       tensor.type == DType::kF32 || tensor.type == DType::kF16 || tensor.type == DType::kBF16;
-  if (!weights_ || !floats || tensor.shape.back() % dtype_info(*weights_).block_size != 0) {
+  const bool router = tensor.name.ends_with("ffn_gate_inp.weight") ||
+                      tensor.name.ends_with("ffn_gate_inp_shexp.weight");
+  if (!weights_ || !floats || router ||
+      tensor.shape.back() % dtype_info(*weights_).block_size != 0) {
     return tensor.type;
   }
   const bool precise = tensor.name == "token_embd.weight" || tensor.name == "output.weight" ||
@@ -202,7 +224,7 @@ PackedWeights WeightLoader::load(ThreadPool& pool) {
     }
     *item.target = PackedMatrix{.data = weights.arena.data() + item.offset,
                                 .rows = rows,
-                                .columns = item.tensor.shape[1],
+                                .columns = item.columns,
                                 .layout = packed_layout(item.packed_type)};
   }
 

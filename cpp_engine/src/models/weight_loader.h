@@ -44,13 +44,19 @@ class WeightLoader {
  public:
   /// `weights`: format that float matrices whose rows are whole blocks are quantised to. The
   /// embedding and the head get at least Q8_0: every token passes through them. So do the small
-  /// matrices of recurrent layers' gates, whose results are exponents.
+  /// matrices of recurrent layers' gates, whose results are exponents. Routers of experts stay as
+  /// they are: a small error of theirs is another expert.
   explicit WeightLoader(const WeightSource& source, std::optional<DType> weights = {})
       : source_(source), weights_(weights) {}
 
   [[nodiscard]] bool has(std::string_view name) const { return source_.find(name).has_value(); }
+  /// A matrix of one row may be stored as a vector.
   void matrix(const std::string& name, std::size_t rows, std::size_t columns, PackedMatrix& target,
               RowOrder order = {});
+  /// One tensor [count, stored_rows, columns] of `targets.size()` matrices: each takes `rows` rows
+  /// of its own part, from `first_row` on.
+  void stacked(const std::string& name, std::size_t stored_rows, std::size_t first_row,
+               std::size_t rows, std::size_t columns, std::span<PackedMatrix> targets);
   void vector(const std::string& name, std::size_t size, std::span<const float>& target);
   /// As `vector`, through `function`.
   void mapped(const std::string& name, std::size_t size, float (*function)(float),
@@ -68,7 +74,8 @@ class WeightLoader {
  private:
   struct Matrix {
     StoredTensor tensor;
-    std::size_t rows;   // of the matrix; the tensor may have more
+    std::size_t rows;  // of the matrix; the tensor may have more
+    std::size_t columns;
     DType packed_type;  ///< the tensor's, or what it is quantised to
     PackedMatrix* target;
     RowOrder order;
@@ -83,6 +90,8 @@ class WeightLoader {
     std::size_t transposed_columns = 0;  // 0: as stored
   };
 
+  void add_matrix(StoredTensor tensor, std::size_t rows, std::size_t columns, PackedMatrix& target,
+                  RowOrder order);
   StoredTensor require(const std::string& name, const std::vector<std::size_t>& shape);
   [[nodiscard]] DType packed_type(const StoredTensor& tensor) const;
   void add_vector(Vector vector);

@@ -39,6 +39,8 @@ TEST_CASE("typed access to metadata") {
   CHECK(file.get_float("absent") == std::nullopt);
   CHECK(file.get_string("general.architecture") == "llama");
   CHECK(file.get_string("absent") == std::nullopt);
+  CHECK(file.get_bool("yes") == true);
+  CHECK(file.get_bool("absent") == std::nullopt);
 
   const auto uint = [&](const std::string& key) { return file.get_uint(key); };
   const auto real = [&](const std::string& key) { return file.get_float(key); };
@@ -50,6 +52,8 @@ TEST_CASE("typed access to metadata") {
   check_bad_key(file, real, "empty", "is a string");
   check_bad_key(file, text, "a.string", "is an array, expected a string");
   check_bad_key(file, text, "i64", "is a signed integer");
+  const auto flag = [&](const std::string& key) { return file.get_bool(key); };
+  check_bad_key(file, flag, "u32", "is an unsigned integer, expected a bool");
 }
 
 TEST_CASE("non-negative signed integers are accepted as unsigned") {

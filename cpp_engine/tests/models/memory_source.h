@@ -18,6 +18,7 @@ class MemorySource final : public WeightSource {
   std::map<std::string, std::uint64_t, std::less<>> uints;
   std::map<std::string, double, std::less<>> floats;
   std::map<std::string, std::string, std::less<>> strings;
+  std::map<std::string, bool, std::less<>> bools;
   std::map<std::string, std::vector<bool>, std::less<>> flags;
   std::string architecture_name = "llama";
   float norm_offset = 0.0F;
@@ -38,6 +39,7 @@ class MemorySource final : public WeightSource {
   std::optional<std::string> get_string(std::string_view key) const override {
     return get(strings, key);
   }
+  std::optional<bool> get_bool(std::string_view key) const override { return get(bools, key); }
   std::optional<std::vector<bool>> get_flags(std::string_view key) const override {
     return get(flags, key);
   }

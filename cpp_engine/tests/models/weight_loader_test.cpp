@@ -89,6 +89,50 @@ TEST_CASE("interleaved RoPE rows are brought into halves, head by head") {
   }
 }
 
+TEST_CASE("a stack of matrices is taken apart, and rows of it") {
+  MemorySource source;
+  source.add("stack", {3, 40, 32}, counting(3 * 40 * 32));
+  source.add("flat", {32}, counting(32));
+  std::vector<PackedMatrix> lower(3), upper(3);
+  PackedMatrix flat;
+  WeightLoader loader(source);
+  loader.stacked("stack", 40, 0, 24, 32, lower);
+  loader.stacked("stack", 40, 24, 16, 32, upper);
+  loader.matrix("flat", 1, 32, flat);
+  CHECK(message_of([&] { loader.stacked("stack", 41, 0, 41, 32, lower); }) ==
+        "memory: tensor stack has shape [3, 40, 32]; expected [3, 41, 32]");
+  ThreadPool pool(2);
+  const PackedWeights weights = loader.load(pool);
+  CHECK(weights.parameter_count == 3 * 40 * 32 + 32);
+  for (std::size_t index = 0; index < 3; ++index) {
+    CHECK(lower[index].rows == 24);
+    CHECK(upper[index].rows == 16);
+    for (std::size_t row = 0; row < 40; ++row) {
+      const float got = row < 24 ? row_of(lower[index], row)[5] : row_of(upper[index], row - 24)[5];
+      REQUIRE(got == static_cast<float>((index * 40 + row) * 32 + 5));
+    }
+  }
+  CHECK(flat.rows == 1);
+  CHECK(row_of(flat, 0)[31] == 31.0F);
+}
+
+TEST_CASE("quantising at load leaves routers as they are") {
+  MemorySource source;
+  for (const char* name : {"w", "blk.0.ffn_gate_inp.weight", "blk.0.ffn_gate_inp_shexp.weight"}) {
+    source.add(name, {16, 32}, counting(16 * 32));
+  }
+  PackedMatrix matrix, router, gate;
+  WeightLoader loader(source, DType::kQ8_0);
+  loader.matrix("w", 16, 32, matrix);
+  loader.matrix("blk.0.ffn_gate_inp.weight", 16, 32, router);
+  loader.matrix("blk.0.ffn_gate_inp_shexp.weight", 16, 32, gate);
+  ThreadPool pool(1);
+  const PackedWeights weights = loader.load(pool);
+  CHECK(matrix.layout == PackedLayout::kU8Scale);
+  CHECK(router.layout == PackedLayout::kF32);
+  CHECK(gate.layout == PackedLayout::kF32);
+}
+
 TEST_CASE("missing, ill-shaped and unknown tensors are named") {
   MemorySource source;
   source.add("w", {4, 32}, counting(128));

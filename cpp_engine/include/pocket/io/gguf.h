@@ -41,6 +41,7 @@ class GgufFile {
   [[nodiscard]] std::optional<std::uint64_t> get_uint(std::string_view key) const;
   [[nodiscard]] std::optional<double> get_float(std::string_view key) const;
   [[nodiscard]] std::optional<std::string_view> get_string(std::string_view key) const;
+  [[nodiscard]] std::optional<bool> get_bool(std::string_view key) const;
 
   /// Drops the pages of the mapping from this process's resident set (they come back on access).
   /// Called once the weights have been repacked.

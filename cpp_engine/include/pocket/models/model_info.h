@@ -25,6 +25,8 @@ struct ModelInfo {
   std::size_t vocab = 0;             ///< width of the logits
   std::size_t context = 0;           ///< positions that the model was made for
   std::size_t attention_layers = 0;  ///< layers with a KV cache; the others keep a recurrent state
+  std::size_t experts = 0;           ///< of a mixture-of-experts layer; 0: there is none
+  std::size_t experts_used = 0;      ///< by each row
   std::size_t state_bytes = 0;       ///< recurrent state of one sequence, over all layers
   /// Tokens of the file's tokenizer, 0 if it has none. Logits at or beyond it are padding.
   std::size_t tokenizer_tokens = 0;

@@ -41,6 +41,7 @@ class WeightSource {
   [[nodiscard]] virtual std::optional<std::uint64_t> get_uint(std::string_view key) const = 0;
   [[nodiscard]] virtual std::optional<double> get_float(std::string_view key) const = 0;
   [[nodiscard]] virtual std::optional<std::string> get_string(std::string_view key) const = 0;
+  [[nodiscard]] virtual std::optional<bool> get_bool(std::string_view key) const = 0;
   /// One bool per layer. GGUF also has a short form, a number n: all but every n-th are true, or
   /// all if n is 0.
   [[nodiscard]] virtual std::optional<std::vector<bool>> get_flags(std::string_view key) const = 0;

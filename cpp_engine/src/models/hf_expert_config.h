@@ -1,0 +1,12 @@
+#pragma once
+
+#include "hf_config.h"
+#include "hf_fields.h"
+
+namespace pocket {
+
+/// Adds the keys of mixture-of-experts layers (expert_config.h) of Qwen2-MoE or Qwen3-MoE.
+/// `block_count` is already there. Throws as `read_hf_config` does.
+void read_hf_experts(const Fields& fields, HfConfig& config);
+
+}  // namespace pocket

@@ -1,0 +1,143 @@
+"""Tiny random Qwen2-MoE and Qwen3-MoE models, also as the GGUF files that converters write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ggml_quants
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as GgmlType
+from tiny_hf import tiny_model
+
+FIELDS: dict[str, Any] = {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "decoder_sparse_step": 1,
+}
+QWEN2_FIELDS = FIELDS | {"norm_topk_prob": False, "shared_expert_intermediate_size": 64}
+QWEN3_FIELDS = FIELDS | {"norm_topk_prob": True, "head_dim": 32}
+
+_PARTS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+_ENDS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def qwen2_moe(seed: int = 0, **fields: Any) -> Any:
+    return tiny_model("Qwen2MoeConfig", seed, **(QWEN2_FIELDS | fields))
+
+
+def qwen3_moe(seed: int = 0, **fields: Any) -> Any:
+    return tiny_model("Qwen3MoeConfig", seed, **(QWEN3_FIELDS | fields))
+
+
+def stacked_weights(model: Any) -> dict[str, torch.Tensor]:
+    """The weights by the names that Transformers gives them in memory: experts in two stacks."""
+    return {name: values.contiguous() for name, values in model.state_dict().items()}
+
+
+def write_gguf(
+    path: Path,
+    model: Any,
+    weight_format: str = "F32",
+    *,
+    formats: dict[str, str] | None = None,
+    fused: bool = False,
+    norm_key: bool = False,
+) -> None:
+    """Write the model, whose own weights become what the file holds.
+
+    Args:
+        weight_format: of all matrices but the routers.
+        formats: a part's format by its GGUF name (``ffn_down_exps``) instead.
+        fused: gate and up of all experts in one tensor, as some converters write them.
+        norm_key: whether to write ``expert_weights_norm``, which published files leave out.
+    """
+    config = model.config
+    architecture = config.model_type.replace("_", "")
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if norm_key:
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(model.model.layers[0].self_attn.head_dim)
+    writer.add_value_length(model.model.layers[0].self_attn.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    with torch.no_grad():
+        for name, values in model.state_dict().items():
+            for target, part in _gguf_tensors(name, values, fused):
+                short = target.split(".")[-2]
+                exact = part.ndim == 1 or short.startswith("ffn_gate_inp")
+                kind = (formats or {}).get(short, "F32" if exact else weight_format)
+                packed, stored = _encode(part.numpy(), kind)
+                part.copy_(torch.from_numpy(stored))
+                if short == "ffn_gate_inp_shexp":  # converters drop the dimension of one row
+                    packed = packed[0]
+                writer.add_tensor(target, packed, raw_dtype=GgmlType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _gguf_tensors(name: str, values: torch.Tensor, fused: bool) -> list[tuple[str, torch.Tensor]]:
+    """GGUF names and views of a tensor's parts."""
+    if name in _ENDS:
+        return [(_ENDS[name], values)]
+    layer, part = name.removeprefix("model.layers.").split(".", 1)
+    if part == "mlp.experts.down_proj":
+        return [(f"blk.{layer}.ffn_down_exps.weight", values)]
+    if part == "mlp.experts.gate_up_proj":
+        if fused:
+            return [(f"blk.{layer}.ffn_gate_up_exps.weight", values)]
+        gate, up = values.chunk(2, dim=1)
+        return [
+            (f"blk.{layer}.ffn_gate_exps.weight", gate),
+            (f"blk.{layer}.ffn_up_exps.weight", up),
+        ]
+    part, kind = part.rsplit(".", 1)
+    return [(f"blk.{layer}.{_PARTS[part]}.{kind}", values)]
+
+
+def _encode(values: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """(stored bytes or numbers, float32 values of them)."""
+    rows = np.ascontiguousarray(values).reshape(-1, values.shape[-1])
+    if kind in ggml_quants.FORMATS:
+        packed = ggml_quants.quantize(rows, kind)
+    else:
+        packed = gguf.quants.quantize(rows, GgmlType[kind])
+    stored = gguf.quants.dequantize(packed, GgmlType[kind]).reshape(values.shape)
+    return packed.reshape(*values.shape[:-1], -1), stored
