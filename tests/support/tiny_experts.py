@@ -98,7 +98,7 @@ def write_gguf(
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     with torch.no_grad():
         for name, values in model.state_dict().items():
-            for target, part in _gguf_tensors(name, values, fused):
+            for target, part in gguf_tensors(name, values, fused):
                 short = target.split(".")[-2]
                 exact = part.ndim == 1 or short.startswith("ffn_gate_inp")
                 kind = (formats or {}).get(short, "F32" if exact else weight_format)
@@ -113,8 +113,10 @@ def write_gguf(
     writer.close()
 
 
-def _gguf_tensors(name: str, values: torch.Tensor, fused: bool) -> list[tuple[str, torch.Tensor]]:
-    """GGUF names and views of a tensor's parts."""
+def gguf_tensors(
+    name: str, values: torch.Tensor, fused: bool = False
+) -> list[tuple[str, torch.Tensor]]:
+    """GGUF names and views of a tensor's parts, with the dimensions of Hugging Face's."""
     if name in _ENDS:
         return [(_ENDS[name], values)]
     layer, part = name.removeprefix("model.layers.").split(".", 1)

@@ -1,4 +1,4 @@
-"""Tiny random Qwen3.5 models, also as the GGUF files that llama.cpp's converter would write."""
+"""Tiny random Qwen3.5 models, dense and MoE, also as the GGUF files that converters write."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from tiny_experts import gguf_tensors
 from tiny_hf import tiny_model
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -20,8 +21,20 @@ FIELDS: dict[str, Any] = {
 }
 
 
+MOE_FIELDS: dict[str, Any] = FIELDS | {
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
+
+
 def qwen35(**fields: Any) -> Any:
     return tiny_model("Qwen3_5TextConfig", **(FIELDS | fields))
+
+
+def qwen35_moe(**fields: Any) -> Any:
+    return tiny_model("Qwen3_5MoeTextConfig", **(MOE_FIELDS | fields))
 
 
 GGUF_PARTS = {
@@ -82,12 +95,19 @@ def gguf_tensor(name: str, values: np.ndarray, config: Any) -> tuple[str, np.nda
 
 def write_gguf(path: Any, model: Any) -> None:
     config = model.config
-    writer = gguf.GGUFWriter(str(path), "qwen35")
+    moe = config.model_type == "qwen3_5_moe_text"
+    writer = gguf.GGUFWriter(str(path), "qwen35moe" if moe else "qwen35")
     writer.add_block_count(config.num_hidden_layers + 1)  # with one that predicts further tokens
     writer.add_nextn_predict_layers(1)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if moe:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
@@ -103,7 +123,12 @@ def write_gguf(path: Any, model: Any) -> None:
     writer.add_ssm_time_step_rank(config.linear_num_value_heads)
     writer.add_ssm_inner_size(config.linear_num_value_heads * config.linear_value_head_dim)
     for name, values in model.state_dict().items():
-        writer.add_tensor(*gguf_tensor(name, values.numpy(), config))
+        if moe and ".mlp." in name:
+            for target, part in gguf_tensors(name, values):
+                rows = part.numpy()
+                writer.add_tensor(target, rows[0] if len(rows) == 1 else rows)
+        else:
+            writer.add_tensor(*gguf_tensor(name, values.numpy(), config))
     writer.add_tensor("blk.3.nextn.eh_proj.weight", np.ones((4, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -41,7 +41,9 @@ DecoderConfig read_decoder_config(const WeightSource& source, bool experts) {
   DecoderConfig config;
   config.layers = reader.size("block_count", kMaxLayers);
   config.hidden = reader.size("embedding_length", kMaxWidth);
-  config.ffn = reader.size("feed_forward_length", kMaxWidth);
+  // Files of models whose layers all have experts may leave the dense length out.
+  config.ffn = experts ? reader.size_or("feed_forward_length", kMaxWidth, 0)
+                       : reader.size("feed_forward_length", kMaxWidth);
   config.context = reader.size("context_length", kMaxContext);
   config.heads = reader.size("attention.head_count", kMaxHeads);
   config.kv_heads = reader.size_or("attention.head_count_kv", kMaxHeads, config.heads);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "hf_expert_config.h"
+#include "hf_families.h"
 #include "hf_fields.h"
 #include "hf_hybrid_config.h"
 #include "pocket/base/error.h"
@@ -22,17 +23,19 @@ struct Family {
 
 // model_type of config.json -> the registry's (GGUF's) name.
 constexpr std::array kFamilies{
-    Family{"gemma3_text", "gemma3"}, Family{"llama", "llama"},         Family{"mistral", "llama"},
-    Family{"qwen2", "qwen2"},        Family{"qwen2_moe", "qwen2moe"},  Family{"qwen3", "qwen3"},
-    Family{"qwen3_moe", "qwen3moe"}, Family{"qwen3_5_text", "qwen35"},
+    Family{"gemma3_text", "gemma3"},
+    Family{"llama", "llama"},
+    Family{"mistral", "llama"},
+    Family{"qwen2", "qwen2"},
+    Family{"qwen2_moe", "qwen2moe"},
+    Family{"qwen3", "qwen3"},
+    Family{"qwen3_moe", "qwen3moe"},
+    Family{"qwen3_5_text", "qwen35"},
+    Family{"qwen3_5_moe_text", "qwen35moe"},
 };
 
 bool is_gemma3(const HfConfig& config) {
   return config.architecture == "gemma3";
-}
-
-bool has_experts(const HfConfig& config) {
-  return config.architecture == "qwen2moe" || config.architecture == "qwen3moe";
 }
 
 // A size of the network, and the default of Gemma 3, whose checkpoints for images leave it out.
@@ -66,7 +69,8 @@ void read_sizes(const Fields& fields, HfConfig& config) {
     return value.has_value();
   };
   for (const Size& size : kRequired) {
-    if (!read(size)) {
+    const bool unused = size.field == "intermediate_size" && config.architecture == "qwen35moe";
+    if (!read(size) && !unused) {  // all of its layers have experts
       fields.fail(std::string(size.field) + " is missing");
     }
   }
@@ -149,7 +153,7 @@ void read_sliding_rope(const Fields& fields, const Fields& parameters, HfConfig&
 void read_rope(const Fields& fields, HfConfig& config) {
   double base = fields.number("rope_theta").value_or(is_gemma3(config) ? 1e6 : 10000.0);
   auto partial = fields.number("partial_rotary_factor");
-  if (!partial && config.architecture == "qwen35") {
+  if (!partial && is_qwen35(config.architecture)) {
     partial = 0.25;
   }
   const JsonValue* parameters = fields.object("rope_parameters");
@@ -301,12 +305,12 @@ HfConfig read_hf_config(const JsonValue& root, std::string_view name) {
   }
   config.model_type = *model_type;
   config.architecture = find_family(fields, *model_type).architecture;
-  const bool hybrid = config.architecture == "qwen35";
+  const bool hybrid = is_qwen35(config.architecture);
   read_sizes(fields, config);
   if (hybrid) {
     read_hybrid_config(fields, config);
   }
-  if (has_experts(config)) {
+  if (has_experts(config.architecture)) {
     read_hf_experts(fields, config);
   }
   read_rope(fields, config);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "hf_families.h"
+
 namespace pocket {
 namespace {
 
@@ -53,7 +55,7 @@ constexpr std::array kQwen35Parameters{
     Part{"linear_attn.dt_bias", "ssm_dt.bias"},
 };
 
-// Qwen2-MoE's and Qwen3-MoE's: the router, and an expert that all rows use. Experts one by one are
+// Mixtures of experts': the router, and an expert that all rows use. Experts one by one are
 // named by `expert_part`; stacks of all of them have no ".weight".
 constexpr std::array kExpertBlock{
     Part{"mlp.gate", "ffn_gate_inp"},
@@ -110,12 +112,13 @@ std::optional<std::string> block_part(std::string_view part, std::string_view ar
   std::optional<std::string> name;
   if (architecture == "gemma3") {
     name = look_up(kGemmaBlock, part.substr(0, dot));
-  } else if (architecture == "qwen35") {
+  } else if (is_qwen35(architecture)) {
     if (auto parameter = look_up(kQwen35Parameters, part)) {
       return parameter;
     }
     name = look_up(kQwen35Block, part.substr(0, dot));
-  } else if (architecture == "qwen2moe" || architecture == "qwen3moe") {
+  }
+  if (!name && has_experts(architecture)) {
     auto expert = look_up(kExpertStacks, part);
     if (!expert) {
       expert = expert_part(part);
@@ -140,11 +143,11 @@ std::optional<std::string> gguf_tensor_name(std::string_view hf_name,
   }
   std::string_view name = hf_name;
   // Layers that predict further tokens, which Transformers leaves out as well.
-  if (architecture == "qwen35" && name.starts_with("mtp.")) {
+  if (is_qwen35(architecture) && name.starts_with("mtp.")) {
     return std::nullopt;
   }
   strip_prefix(name, "model.");
-  if (architecture == "qwen35") {  // beside a vision tower
+  if (is_qwen35(architecture)) {  // beside a vision tower
     if (name.starts_with("visual.")) {
       return std::nullopt;
     }

@@ -1,10 +1,12 @@
-// Qwen3.5: three of four layers are Gated DeltaNet (arXiv 2412.06464), the others attend to all
-// positions through Qwen3's blocks, whose output is gated and whose heads rotate in part.
+// Qwen3.5, dense and MoE: three of four layers are Gated DeltaNet (arXiv 2412.06464), the others
+// attend to all positions through Qwen3's blocks, whose output is gated and whose heads rotate in
+// part.
 
 #include <string>
 
 #include "architectures.h"
 #include "config_reader.h"
+#include "expert_config.h"
 #include "layers/gated_delta_net.h"
 #include "pocket/base/error.h"
 
@@ -58,9 +60,9 @@ std::vector<bool> read_recurrent_layers(const WeightSource& source, const Config
   return recurrent;
 }
 
-DecoderConfig qwen35_config(const WeightSource& source) {
+DecoderConfig qwen35_config(const WeightSource& source, bool experts = false) {
   const ConfigReader reader(source);
-  DecoderConfig config = read_decoder_config(source);
+  DecoderConfig config = read_decoder_config(source, experts);
   // A GGUF file counts the layers that predict further tokens; they are not part of this model.
   const std::size_t extra = source.get_uint("nextn_predict_layers").value_or(0);
   if (extra >= config.layers) {
@@ -86,6 +88,12 @@ DecoderConfig qwen35_config(const WeightSource& source) {
   return config;
 }
 
+DecoderConfig qwen35moe_config(const WeightSource& source) {
+  DecoderConfig config = qwen35_config(source, /*experts=*/true);
+  config.experts = read_expert_config(source, config, {.normalised = true, .shared = true});
+  return config;
+}
+
 }  // namespace
 
 std::unique_ptr<Model> make_qwen35(const WeightSource& source, const ModelOptions& options) {
@@ -94,6 +102,14 @@ std::unique_ptr<Model> make_qwen35(const WeightSource& source, const ModelOption
 
 ModelInfo describe_qwen35(const WeightSource& source) {
   return describe_decoder(source, qwen35_config(source));
+}
+
+std::unique_ptr<Model> make_qwen35moe(const WeightSource& source, const ModelOptions& options) {
+  return make_decoder(source, options, qwen35moe_config(source));
+}
+
+ModelInfo describe_qwen35moe(const WeightSource& source) {
+  return describe_decoder(source, qwen35moe_config(source));
 }
 
 }  // namespace pocket

@@ -26,6 +26,7 @@ constexpr std::array kArchitectures{
     Architecture{"qwen2moe", make_qwen2moe, describe_qwen2moe},
     Architecture{"qwen3moe", make_qwen3moe, describe_qwen3moe},
     Architecture{"qwen35", make_qwen35, describe_qwen35},
+    Architecture{"qwen35moe", make_qwen35moe, describe_qwen35moe},
 };
 
 const Architecture& find_architecture(const WeightSource& source) {
