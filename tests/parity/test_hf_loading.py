@@ -138,7 +138,7 @@ def test_a_tensor_that_nobody_computes_is_refused_by_its_own_name(directory):
     [
         (
             {"model_type": "gpt2"},
-            "model_type: got 'gpt2'; supported are gemma3_text, llama, mistral, qwen2, qwen3",
+            "model_type: got 'gpt2'; supported are gemma3_text, llama, mistral, qwen2, qwen2_moe, ",
         ),
         ({"model_type": None}, "model_type is missing"),
         ({"hidden_size": None}, "hidden_size is missing"),
@@ -281,5 +281,5 @@ def test_a_gguf_file_in_a_directory_of_its_own_is_found(tmp_path):
     write_gguf(tmp_path / "model.gguf", TinyLlama())
     CppEngineBackend(tmp_path, {"max_seq_len": 64, "num_blocks": 4}).close()
     shutil.copy(tmp_path / "model.gguf", tmp_path / "other.gguf")
-    with pytest.raises(ModelLoadError, match="2 GGUF files"):
+    with pytest.raises(ModelLoadError, match="2 GGUF models"):
         CppEngineBackend(tmp_path, {})
