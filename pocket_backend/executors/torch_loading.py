@@ -20,6 +20,7 @@ from pocket_backend.api import (
 )
 from pocket_backend.api.errors import short_repr
 from pocket_backend.executors.torch_attention import ATTENTION_NAME, paged_attention
+from pocket_backend.executors.torch_linear import pack_linears
 from pocket_backend.executors.torch_options import DTYPES, TorchOptions
 from pocket_backend.executors.torch_quantisation import check_quantisation
 from pocket_backend.text.gguf_files import gguf_model_file, gguf_parts
@@ -58,14 +59,18 @@ def load_model(path: Path, options: TorchOptions) -> LoadedModel:
     config = _config(directory) if gguf is None else {}
     model = _from_pretrained(directory, gguf, config, device, options).eval()
     vocab = int(model.config.get_text_config().vocab_size)
+    weight_bytes = sum(p.nbytes for p in {p.data_ptr(): p for p in model.parameters()}.values())
+    dtype = model.get_input_embeddings().weight.dtype
+    if options.pack_linear:
+        pack_linears(model)
     known = tokenizer_size(directory) if gguf is None else gguf_tokenizer_size(directory / gguf)
     return LoadedModel(
         model=model,
         device=device,
-        dtype=model.get_input_embeddings().weight.dtype,
+        dtype=dtype,
         vocab_size=vocab if known is None else min(vocab, known),
         eos_token_ids=_eos_ids(model, vocab),
-        weight_bytes=sum(p.nbytes for p in {p.data_ptr(): p for p in model.parameters()}.values()),
+        weight_bytes=weight_bytes,
     )
 
 

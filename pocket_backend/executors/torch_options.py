@@ -54,6 +54,8 @@ class TorchOptions:
     chooses, within a container's CPU quota."""
     trust_remote_code: bool = False
     """Whether Python code inside the model's directory may run."""
+    pack_linear: bool = True
+    """On the CPU: let oneDNN put the weights of linear layers into its own order, once."""
     max_state_snapshots: int | None = None
     """Models with recurrent state: places for saved states; None: see ``default_snapshots``."""
     state_snapshot_interval_tokens: int | None = None
@@ -86,11 +88,11 @@ class TorchOptions:
             raise ConfigurationError(
                 f"device: got {short_repr(self.device)}; must be a name such as cpu or cuda"
             )
-        if not isinstance(self.trust_remote_code, bool):
-            raise ConfigurationError(
-                f"trust_remote_code: got {short_repr(self.trust_remote_code)}; must be true or "
-                "false"
-            )
+        for name in ("trust_remote_code", "pack_linear"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(
+                    f"{name}: got {short_repr(getattr(self, name))}; must be true or false"
+                )
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, object]) -> TorchOptions:
