@@ -16,6 +16,7 @@ from engine_driver import Driver, Part
 from tiny_checkpoints import TOKENIZER_SIZE, write_tokenizer
 from tiny_hf import CONTEXT, logits_of, random_tokens, save
 from tiny_qwen35 import qwen35
+from together import arriving_together
 
 import pocket_cpp_core
 from pocket_backend.api import EngineArgs, EngineError, SamplingParams
@@ -94,7 +95,8 @@ def generate(directory: Any, params: SamplingParams, **options: Any) -> tuple[li
     exact = {"precision": "f32", "kv_cache_dtype": "f32", "threads": 2}
     engine = UnifiedEngine(CppEngineBackend(directory, exact | options), max_total_tokens=1 << 20)
     try:
-        results = LLM(engine=engine).generate(prompts(), params)
+        with arriving_together(engine, len(prompts())):
+            results = LLM(engine=engine).generate(prompts(), params)
         return [list(result.token_ids) for result in results], engine.stats()
     finally:
         engine.close()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_checkpoints import CONFIGS, SLOW, VOCAB, Checkpoint, write_checkpoint
+from together import arriving_together
 
 from pocket_backend.api import SamplingParams
 from pocket_backend.engine.llm import LLM
@@ -60,7 +61,8 @@ def run(checkpoint: Checkpoint, prompts: list[list[int]], **options: Any) -> tup
         llm = LLM(engine=engine)
         params = SamplingParams(max_tokens=NEW, ignore_eos=True)
         [alone] = llm.generate([prompts[-1]], params)
-        results = llm.generate(prompts, params)
+        with arriving_together(engine, len(prompts)):
+            results = llm.generate(prompts, params)
         assert results[-1].token_ids == alone.token_ids
         return [list(result.token_ids) for result in results], engine.stats()
     finally:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from tiny_checkpoints import VOCAB, Checkpoint, write_checkpoint, write_tokenizer
 from tiny_hf import edit_config
+from together import arriving_together
 
 from pocket_backend.api import EngineArgs, EngineError, ModelLoadError, SamplingParams
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest
@@ -57,7 +58,8 @@ def prompts() -> list[list[int]]:
 def generate(checkpoint: Checkpoint, params: SamplingParams, **options: Any) -> tuple[Any, Any]:
     engine = UnifiedEngine(PyTorchBackend(checkpoint.path, options), max_total_tokens=1 << 20)
     try:
-        results = LLM(engine=engine).generate(prompts(), params)
+        with arriving_together(engine, len(prompts())):
+            results = LLM(engine=engine).generate(prompts(), params)
         return [list(result.token_ids) for result in results], engine.stats()
     finally:
         engine.close()

@@ -17,6 +17,7 @@ pytest.importorskip("gguf", reason="tiny models are written with the gguf packag
 from engine_driver import Driver, Part, smollm2_path
 from sampling_reference import choose, log_softmax, processed
 from tiny_gguf import TinyLlama, write_gguf
+from together import arriving_together
 
 from pocket_backend.api import (
     EngineArgs,
@@ -195,7 +196,8 @@ def test_preemption_changes_no_token(tiny: Path) -> None:
             CppEngineBackend(tiny, options), max_batch_size=batch, max_num_batched_tokens=24
         )
         with engine:
-            results = LLM(engine=engine).generate(prompts, asked)
+            with arriving_together(engine, len(prompts)):
+                results = LLM(engine=engine).generate(prompts, asked)
             return results, engine.stats().preemptions
 
     free, none = run(64, 1)
@@ -248,6 +250,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks_cache_or_neighbours(llm):
     )  # fmt: skip
     with LLM(args) as small:
         longer = SamplingParams(max_tokens=60, prompt_logprobs=2, ignore_eos=True)
-        squeezed = small.generate([prompt] * 4, longer)
+        with arriving_together(small.engine, 4):
+            squeezed = small.generate([prompt] * 4, longer)
         assert small.engine.stats().preemptions > 0
     assert all(result.prompt_logprobs == alone.prompt_logprobs for result in squeezed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from engine_support import WAIT, Recorder, alone, assert_baseline, make_engine, request
+from together import arriving_together
 
 from pocket_backend.api import SamplingParams
 from pocket_backend.engine.llm import LLM
@@ -46,8 +47,9 @@ def test_s19_twenty_prompts_in_sixteen_blocks() -> None:
     asked = [request(f"r{i}", tuple(range(i + 1, i + 8)), 20) for i in range(20)]
     sinks = [Recorder() for _ in asked]
     with engine:
-        for one, sink in zip(asked, sinks, strict=True):
-            engine.submit(one, sink)
+        with arriving_together(engine, len(asked)):
+            for one, sink in zip(asked, sinks, strict=True):
+                engine.submit(one, sink)
         for one, sink in zip(asked, sinks, strict=True):
             assert sink.wait().finish_reason == "length"
             assert sink.token_ids == alone(one, options).results()[0].token_ids
