@@ -105,7 +105,8 @@ def test_all_paths_equal_the_engine(
         assert reply.num_input_tokens == len(tokenizer.encode(PROMPT)), path
         assert reply.num_output_tokens == len(tokens), path
     assert replies["generate"].responses == 1
-    assert replies["generate_stream"].responses == replies["grpc"].responses > 1
+    # How many tokens share a chunk depends on the machine's speed (docs/triton.md).
+    assert all(reply.responses > 1 for path, reply in replies.items() if path != "generate")
 
 
 def test_sixteen_streams_equal_their_sequential_runs(server: TritonServer) -> None:
