@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from engine_driver import Driver, Part
+from hf_parity import TOKENS, TOLERANCE, check_logits, check_rows, exact
 from safetensors.torch import load_file, save_file
 from tiny_experts import FIELDS, qwen2_moe, qwen3_moe, stacked_weights, write_gguf
 from tiny_gguf import FORMATS, SUPER_BLOCK_FORMATS
@@ -27,8 +28,7 @@ from pocket_backend.executors.registry import choose_backend
 
 pytestmark = pytest.mark.parity
 
-TOKENS = 210
-ISAS = pocket_cpp_core.build_info()["isas"]
+ISAS = tuple(pocket_cpp_core.build_info()["isas"])
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen2": (qwen2_moe, {}),
     "qwen2, normalised, tied, some layers dense": (
@@ -71,26 +71,10 @@ def model_of(name: str) -> Any:
     return make(**fields)
 
 
-def exact(path: Any, **options: Any) -> Driver:
-    return Driver(path, context=CONTEXT, precision="f32", kv_dtype="f32", **options)
-
-
-def check(path: Path, model: Any) -> None:
-    tokens = random_tokens(TOKENS)
-    expected = logits_of(model, tokens)
-    assert expected.std() > 0.5
-    driver = exact(path)
-    for chunk in (None, 17):
-        worst = np.abs(driver.all_logits(tokens, chunk=chunk) - expected).max(axis=1)
-        for position in (0, 20, 200):
-            assert worst[position] < 2e-4, (chunk, position, float(worst[position]))
-        assert worst.max() < 2e-4, (chunk, int(worst.argmax()), float(worst.max()))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_transformers(tmp_path, name):
     model = model_of(name)
-    check(save(model, tmp_path), model)
+    check_logits(save(model, tmp_path), model)
 
 
 @pytest.mark.parametrize("name", PAIR)
@@ -146,7 +130,7 @@ def test_formats_of_experts(tmp_path, weight_format):
     model = make(**(size if wide else {}))
     path = tmp_path / "model.gguf"
     write_gguf(path, model, weight_format)
-    check(path, model)
+    check_logits(path, model)
 
 
 @pytest.fixture
@@ -207,20 +191,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", PAIR)
 @pytest.mark.parametrize("weights", [None, "q8_0", "q4_0"])
 def test_rows_do_not_depend_on_their_step(directories, name, weights):
-    """Bit for bit: alone at once on one thread, in chunks on several, and beside others."""
-    directory = directories[name]
-    tokens, others = random_tokens(60), random_tokens(33, seed=8)
-    options = {"context": 64, "weights": weights}
-    expected = Driver(directory, threads=1, isa="scalar", **options).all_logits(tokens)
-    for isa in ISAS:
-        for threads, chunk in ((2, 1), (2, 7), (3, 32), (4, 60)):
-            got = Driver(directory, threads=threads, isa=isa, **options)
-            assert np.array_equal(got.all_logits(tokens, chunk=chunk), expected), (isa, chunk)
-    mixed = Driver(directory, rows=3, threads=2, shuffle=1, **options)
-    got = [mixed.logits(Part(tokens[:20], 0, 0, range(20)), Part(others, 0, 1))[:20]]
-    mixed.logits(Part(others[:5], 0, 2))
-    got.append(mixed.logits(Part(others[5:6], 5, 2), Part(tokens[20:], 20, 0, range(40)))[1:])
-    assert np.array_equal(np.concatenate(got), expected)
+    check_rows(directories[name], isas=ISAS, weights=weights)
 
 
 @pytest.mark.parametrize("name", PAIR)
@@ -299,7 +270,7 @@ def test_which_layers_of_qwen2_moe_slide_where_the_file_does_not_list_them(tmp_p
     directory = save(model, tmp_path)
     tokens = random_tokens(60)
     expected = exact(directory).all_logits(tokens)
-    assert np.abs(expected - logits_of(model, tokens)).max() < 2e-4
+    assert np.abs(expected - logits_of(model, tokens)).max() < TOLERANCE
     edit_config(directory, layer_types=None)
     assert np.array_equal(exact(directory).all_logits(tokens), expected)
 

@@ -15,7 +15,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from engine_driver import Driver, Part
+from gguf_names import GEMMA_NORMS, gguf_name
+from hf_parity import TOKENS, TOLERANCE, check_logits, check_rows, exact
 from safetensors.torch import load_file, save_file
 from tiny_hf import CONTEXT, edit_config, logits_of, random_tokens, save, tiny_model
 
@@ -23,7 +24,6 @@ import pocket_cpp_core
 
 pytestmark = pytest.mark.parity
 
-TOKENS = 210
 SLIDING = "sliding_attention"
 
 
@@ -117,23 +117,10 @@ CASES = {
 }
 
 
-def exact(directory, **options: Any) -> Driver:
-    return Driver(directory, context=CONTEXT, precision="f32", kv_dtype="f32", **options)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_transformers(tmp_path, name):
     model = CASES[name].model()
-    directory = save(model, tmp_path)
-    tokens = random_tokens(CASES[name].tokens)
-    expected = logits_of(model, tokens)
-    assert expected.std() > 0.5
-    driver = exact(directory)
-    for chunk in (None, 17):
-        worst = np.abs(driver.all_logits(tokens, chunk=chunk) - expected).max(axis=1)
-        for position in (0, 20, 200):
-            assert worst[position] < 2e-4, (chunk, position, float(worst[position]))
-        assert worst.max() < 2e-4, (chunk, int(worst.argmax()), float(worst.max()))
+    check_logits(save(model, tmp_path), model, CASES[name].tokens)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -141,7 +128,7 @@ def test_half_precision_weights_are_exact(tmp_path, dtype):
     model = CASES["llama"].model()
     directory = save(model, tmp_path, dtype)
     tokens = random_tokens(TOKENS)
-    assert np.abs(exact(directory).all_logits(tokens) - logits_of(model, tokens)).max() < 2e-4
+    assert np.abs(exact(directory).all_logits(tokens) - logits_of(model, tokens)).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("scaling", [LLAMA3_ROPE, YARN_ROPE], ids=lambda rope: rope["rope_type"])
@@ -163,44 +150,7 @@ def test_the_older_rope_fields_mean_the_same(tmp_path, scaling):
 )
 @pytest.mark.parametrize("weights", [None, "q8_0"])
 def test_rows_do_not_depend_on_their_step(tmp_path, name, weights):
-    """Bit for bit: alone at once on one thread, in chunks on two, and beside other sequences."""
-    directory = save(CASES[name].model(), tmp_path)
-    tokens, others = random_tokens(60), random_tokens(33, seed=8)
-    options = {"context": 64, "weights": weights}
-    expected = Driver(directory, threads=1, **options).all_logits(tokens)
-    assert np.array_equal(
-        Driver(directory, threads=2, **options).all_logits(tokens, chunk=7), expected
-    )
-    mixed = Driver(directory, rows=3, threads=2, shuffle=1, **options)
-    got = [mixed.logits(Part(tokens[:20], 0, 0, range(20)), Part(others, 0, 1))[:20]]
-    mixed.logits(Part(others[:5], 0, 2))
-    got.append(mixed.logits(Part(others[5:6], 5, 2), Part(tokens[20:], 20, 0, range(40)))[1:])
-    assert np.array_equal(np.concatenate(got), expected)
-
-
-GGUF_PARTS = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-GGUF_GEMMA_PARTS = GGUF_PARTS | {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-GGUF_ENDS = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
+    check_rows(save(CASES[name].model(), tmp_path), weights=weights)
 
 
 def write_as_gguf(path, architecture: str, model: Any, *, pattern: int | None = None) -> None:
@@ -230,12 +180,7 @@ def write_as_gguf(path, architecture: str, model: Any, *, pattern: int | None = 
         if pattern != 0:
             writer.add_sliding_window_pattern(pattern or layers)
     for name, values in model.state_dict().items():
-        if name in GGUF_ENDS:
-            target = GGUF_ENDS[name]
-        else:
-            _, _, layer, *part, kind = name.split(".")
-            parts = GGUF_GEMMA_PARTS if gemma else GGUF_PARTS
-            target = f"blk.{layer}.{parts['.'.join(part)]}.{kind}"
+        target = gguf_name(name, GEMMA_NORMS if gemma else {})
         # GGUF files keep Gemma's norms around one.
         writer.add_tensor(target, values.numpy() + np.float32(gemma and "norm" in name))
     writer.write_header_to_file()
@@ -269,7 +214,7 @@ def test_biases_are_not_ignored(tmp_path, bias):
     with torch.no_grad():
         getattr(model.model.layers[0].self_attn, bias).bias += 1.0
     got = exact(save(model, tmp_path)).all_logits(random_tokens(TOKENS))
-    assert np.abs(got - logits_of(model, random_tokens(TOKENS))).max() < 2e-4
+    assert np.abs(got - logits_of(model, random_tokens(TOKENS))).max() < TOLERANCE
     # A bias on k shifts every score of a query alike, before RoPE: it shows, but less.
     assert np.abs(got - expected).max() > 1e-2
 

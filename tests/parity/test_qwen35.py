@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_driver import Driver, Part
+from engine_driver import Driver
+from hf_parity import TOLERANCE, check_logits, check_rows, exact
 from safetensors.torch import load_file, save_file
-from tiny_hf import CONTEXT, edit_config, logits_of, random_tokens, save, tiny_model
+from tiny_hf import edit_config, random_tokens, save, tiny_model
 from tiny_qwen35 import FIELDS, LINEAR, qwen35, write_gguf
 
 import pocket_cpp_core
 
 pytestmark = pytest.mark.parity
 
-TOKENS = 210
 CASES: dict[str, dict[str, Any]] = {
     "three value heads per key head": FIELDS,
     "one value head per key head, tied, a wider convolution, narrow values": FIELDS
@@ -48,10 +48,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def exact(directory: Any, **options: Any) -> Driver:
-    return Driver(directory, context=CONTEXT, precision="f32", kv_dtype="f32", **options)
-
-
 @pytest.fixture(scope="module")
 def model() -> Any:
     return qwen35()
@@ -65,34 +61,12 @@ def directory(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_transformers(tmp_path, name):
     model = tiny_model("Qwen3_5TextConfig", **CASES[name])
-    path = save(model, tmp_path)
-    tokens = random_tokens(TOKENS)
-    expected = logits_of(model, tokens)
-    assert expected.std() > 0.5
-    driver = exact(path)
-    for chunk in (None, 17):
-        worst = np.abs(driver.all_logits(tokens, chunk=chunk) - expected).max(axis=1)
-        for position in (0, 20, 200):
-            assert worst[position] < 2e-4, (chunk, position, float(worst[position]))
-        assert worst.max() < 2e-4, (chunk, int(worst.argmax()), float(worst.max()))
+    check_logits(save(model, tmp_path), model)
 
 
 @pytest.mark.parametrize("weights", [None, "q8_0"])
 def test_rows_do_not_depend_on_their_step(directory, weights):
-    """Bit for bit: at once on one thread, in chunks on two (shorter than the convolution, too), and
-    beside other sequences.
-    """
-    tokens, others = random_tokens(60), random_tokens(33, seed=8)
-    options = {"context": 64, "weights": weights}
-    expected = Driver(directory, threads=1, **options).all_logits(tokens)
-    chunked = Driver(directory, threads=2, **options)
-    for chunk in (1, 2, 7):
-        assert np.array_equal(chunked.all_logits(tokens, chunk=chunk), expected)
-    mixed = Driver(directory, rows=3, threads=2, shuffle=1, **options)
-    got = [mixed.logits(Part(tokens[:20], 0, 0, range(20)), Part(others, 0, 1))[:20]]
-    mixed.logits(Part(others[:5], 0, 2))
-    got.append(mixed.logits(Part(others[5:6], 5, 2), Part(tokens[20:], 20, 0, range(40)))[1:])
-    assert np.array_equal(np.concatenate(got), expected)
+    check_rows(directory, weights=weights)
 
 
 def test_instruction_sets_give_the_same_bits(directory):
@@ -178,4 +152,4 @@ def test_a_gguf_file_gives_the_same_logits(tmp_path, model, directory):
     write_gguf(tmp_path / "model.gguf", model)
     tokens = random_tokens(60)
     got = exact(tmp_path / "model.gguf").all_logits(tokens)
-    assert np.abs(got - exact(directory).all_logits(tokens)).max() < 2e-4
+    assert np.abs(got - exact(directory).all_logits(tokens)).max() < TOLERANCE

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_driver import Driver, Part
+from hf_parity import TOLERANCE, check_logits, check_rows, exact
 from safetensors.torch import load_file, save_file
 from tiny_experts import stacked_weights
-from tiny_hf import CONTEXT, edit_config, logits_of, random_tokens, save
+from tiny_hf import edit_config, random_tokens, save
 from tiny_qwen35 import FULL, LINEAR, qwen35_moe, write_gguf
 
 import pocket_cpp_core
@@ -22,12 +22,6 @@ from pocket_backend.api import EngineArgs
 from pocket_backend.executors.registry import choose_backend
 
 pytestmark = pytest.mark.parity
-
-TOKENS = 210
-
-
-def exact(path: Any, **options: Any) -> Driver:
-    return Driver(path, context=CONTEXT, precision="f32", kv_dtype="f32", **options)
 
 
 @pytest.fixture(scope="module")
@@ -54,31 +48,12 @@ def directory(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_logits_equal_transformers(tmp_path, fields):
     model = qwen35_moe(**fields)
-    path = save(model, tmp_path)
-    tokens = random_tokens(TOKENS)
-    expected = logits_of(model, tokens)
-    assert expected.std() > 0.5
-    driver = exact(path)
-    for chunk in (None, 17):
-        worst = np.abs(driver.all_logits(tokens, chunk=chunk) - expected).max(axis=1)
-        for position in (0, 20, 200):
-            assert worst[position] < 2e-4, (chunk, position, float(worst[position]))
-        assert worst.max() < 2e-4, (chunk, int(worst.argmax()), float(worst.max()))
+    check_logits(save(model, tmp_path), model)
 
 
 @pytest.mark.parametrize("weights", [None, "q8_0"])
 def test_rows_do_not_depend_on_their_step(directory, weights):
-    tokens, others = random_tokens(60), random_tokens(33, seed=8)
-    options = {"context": 64, "weights": weights}
-    expected = Driver(directory, threads=1, isa="scalar", **options).all_logits(tokens)
-    chunked = Driver(directory, threads=3, **options)
-    for chunk in (1, 7, 60):
-        assert np.array_equal(chunked.all_logits(tokens, chunk=chunk), expected)
-    mixed = Driver(directory, rows=3, threads=2, shuffle=1, **options)
-    got = [mixed.logits(Part(tokens[:20], 0, 0, range(20)), Part(others, 0, 1))[:20]]
-    mixed.logits(Part(others[:5], 0, 2))
-    got.append(mixed.logits(Part(others[5:6], 5, 2), Part(tokens[20:], 20, 0, range(40)))[1:])
-    assert np.array_equal(np.concatenate(got), expected)
+    check_rows(directory, weights=weights)
 
 
 def test_a_gguf_file_gives_the_same_logits(tmp_path, model, directory):
@@ -86,7 +61,7 @@ def test_a_gguf_file_gives_the_same_logits(tmp_path, model, directory):
     write_gguf(tmp_path / "model.gguf", model)
     tokens = random_tokens(60)
     got = exact(tmp_path / "model.gguf").all_logits(tokens)
-    assert np.abs(got - exact(directory).all_logits(tokens)).max() < 2e-4
+    assert np.abs(got - exact(directory).all_logits(tokens)).max() < TOLERANCE
     assert pocket_cpp_core.inspect_model(tmp_path / "model.gguf")["architecture"] == "qwen35moe"
 
 

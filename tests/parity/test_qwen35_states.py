@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_driver import Driver, Part
+from engine_driver import Part
+from hf_parity import exact
 from tiny_checkpoints import TOKENIZER_SIZE, write_tokenizer
-from tiny_hf import CONTEXT, logits_of, random_tokens, save
+from tiny_hf import logits_of, random_tokens, save
 from tiny_qwen35 import qwen35
 from together import arriving_together
 
@@ -27,10 +28,6 @@ from pocket_backend.engine.unified import UnifiedEngine
 from pocket_backend.executors.cpp_engine import CppEngineBackend
 
 pytestmark = pytest.mark.parity
-
-
-def exact(directory: Any, **options: Any) -> Driver:
-    return Driver(directory, context=CONTEXT, precision="f32", kv_dtype="f32", **options)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as GgmlType
+from gguf_names import gguf_name
 from tiny_hf import tiny_model
 
 FIELDS: dict[str, Any] = {
@@ -20,30 +21,6 @@ FIELDS: dict[str, Any] = {
 }
 QWEN2_FIELDS = FIELDS | {"norm_topk_prob": False, "shared_expert_intermediate_size": 64}
 QWEN3_FIELDS = FIELDS | {"norm_topk_prob": True, "head_dim": 32}
-
-_PARTS = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-}
-_ENDS = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
 
 
 def qwen2_moe(seed: int = 0, **fields: Any) -> Any:
@@ -117,9 +94,7 @@ def gguf_tensors(
     name: str, values: torch.Tensor, fused: bool = False
 ) -> list[tuple[str, torch.Tensor]]:
     """GGUF names and views of a tensor's parts, with the dimensions of Hugging Face's."""
-    if name in _ENDS:
-        return [(_ENDS[name], values)]
-    layer, part = name.removeprefix("model.layers.").split(".", 1)
+    layer, _, part = name.removeprefix("model.layers.").partition(".")
     if part == "mlp.experts.down_proj":
         return [(f"blk.{layer}.ffn_down_exps.weight", values)]
     if part == "mlp.experts.gate_up_proj":
@@ -130,8 +105,7 @@ def gguf_tensors(
             (f"blk.{layer}.ffn_gate_exps.weight", gate),
             (f"blk.{layer}.ffn_up_exps.weight", up),
         ]
-    part, kind = part.rsplit(".", 1)
-    return [(f"blk.{layer}.{_PARTS[part]}.{kind}", values)]
+    return [(gguf_name(name), values)]
 
 
 def _encode(values: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from gguf_names import QWEN35_NORMS, gguf_name
 from tiny_experts import gguf_tensors
 from tiny_hf import tiny_model
 
@@ -37,37 +38,13 @@ def qwen35_moe(**fields: Any) -> Any:
     return tiny_model("Qwen3_5MoeTextConfig", **(MOE_FIELDS | fields))
 
 
-GGUF_PARTS = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "post_attention_norm",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
 def gguf_tensor(name: str, values: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
     """As llama.cpp's converter stores it: norms around one, -e^A_log, value heads one key head's
     apart instead of together.
     """
-    ends = {"embed_tokens": "token_embd", "norm": "output_norm"}
     offset = np.float32("norm" in name and "linear_attn" not in name)
     if ".layers." not in name:
-        part = name.split(".")[-2]
-        return f"{ends.get(part, 'output')}.weight", values + offset
+        return gguf_name(name), values + offset
     layer, part = name.removeprefix("model.layers.").split(".", 1)
     keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
     order = np.arange(heads).reshape(keys, heads // keys).T.ravel()
@@ -89,8 +66,7 @@ def gguf_tensor(name: str, values: np.ndarray, config: Any) -> tuple[str, np.nda
             values = np.concatenate([values[: -heads * dim], value_rows])
         case "out_proj":
             values = np.ascontiguousarray(heads_of(values.T).T)
-    name = GGUF_PARTS[part.removesuffix(".weight")]
-    return f"blk.{layer}.{name}.weight", values + offset
+    return gguf_name(name, QWEN35_NORMS), values + offset
 
 
 def write_gguf(path: Any, model: Any) -> None:
