@@ -53,10 +53,29 @@ struct KvView {
   const T* v_block(std::size_t i) const { return v + static_cast<std::size_t>(table[i]) * stride; }
 };
 
-/// Scores of kQueries queries against kBlocks blocks of 16 positions.
-template <std::size_t kQueries, std::size_t kBlocks, typename T>
-void score_blocks(const KvView<T>& kv, std::size_t block, const float* query, float* scores) {
-  const T* k[kBlocks];
+/// What the loops over keys and values multiply. A lane of a product takes kWidth neighbouring
+/// elements of K (dimensions) or V (positions), and as many of a query or of probabilities.
+/// PairProducts (attention_bf16-inl.h) is the other one.
+template <typename T>
+struct FloatProducts {
+  using Element = T;
+  using Factor = float;  ///< of queries and probabilities
+  using Lanes = Vec;
+  static constexpr std::size_t kWidth = 1;
+
+  static Lanes elements(const Element* from) { return load(from); }
+  static Lanes factor(const Factor* from) { return splat(*from); }
+  static Vec multiply_add(const Vec& acc, const Lanes& elements, const Lanes& factor) {
+    return fma(factor, elements, acc);
+  }
+};
+
+/// Scores of kQueries queries, [head_dim / kWidth, kMaxAttentionQueries, kWidth], against kBlocks
+/// blocks of 16 positions.
+template <typename Products, std::size_t kQueries, std::size_t kBlocks>
+void score_blocks(const KvView<typename Products::Element>& kv, std::size_t block,
+                  const typename Products::Factor* query, float* scores) {
+  const typename Products::Element* k[kBlocks];
 #pragma GCC unroll 8
   for (std::size_t b = 0; b < kBlocks; ++b) {
     k[b] = kv.k_block(block + b);
@@ -69,20 +88,21 @@ void score_blocks(const KvView<T>& kv, std::size_t block, const float* query, fl
       acc[i][b] = zero();
     }
   }
-  for (std::size_t d = 0; d < kv.head_dim; ++d) {
-    Vec key[kBlocks];
+  for (std::size_t d = 0; d < kv.head_dim; d += Products::kWidth) {
+    typename Products::Lanes key[kBlocks];
 #pragma GCC unroll 8
     for (std::size_t b = 0; b < kBlocks; ++b) {
-      key[b] = load(k[b] + d * kLanes);
+      key[b] = Products::elements(k[b] + d * kLanes);
     }
 #pragma GCC unroll 8
     for (std::size_t i = 0; i < kQueries; ++i) {
-      const Vec q = splat(query[d * kMaxAttentionQueries + i]);
+      const auto q = Products::factor(query + i * Products::kWidth);
 #pragma GCC unroll 8
       for (std::size_t b = 0; b < kBlocks; ++b) {
-        acc[i][b] = fma(q, key[b], acc[i][b]);
+        acc[i][b] = Products::multiply_add(acc[i][b], key[b], q);
       }
     }
+    query += kMaxAttentionQueries * Products::kWidth;
   }
 #pragma GCC unroll 8
   for (std::size_t i = 0; i < kQueries; ++i) {
@@ -93,10 +113,27 @@ void score_blocks(const KvView<T>& kv, std::size_t block, const float* query, fl
   }
 }
 
-/// o[i][d..d + 16 kDims) continued over positions [begin, end), counted from block `first_block`.
-template <std::size_t kQueries, std::size_t kDims, typename T>
-void weigh_values(const KvView<T>& kv, std::size_t first_block, std::size_t begin, std::size_t end,
-                  std::size_t d, const float* probabilities, float* out) {
+/// Scores of all positions of a split's blocks.
+template <typename Products, std::size_t kQueries>
+void score_split(const KvView<typename Products::Element>& kv, const Split<kQueries>& split,
+                 const typename Products::Factor* query, float* scores) {
+  std::size_t block = 0;
+  for (; block + kTileBlocks <= split.blocks; block += kTileBlocks) {
+    score_blocks<Products, kQueries, kTileBlocks>(kv, split.first_block + block, query,
+                                                  scores + block * kLanes);
+  }
+  for (; block < split.blocks; ++block) {
+    score_blocks<Products, kQueries, 1>(kv, split.first_block + block, query,
+                                        scores + block * kLanes);
+  }
+}
+
+/// out[i][d..d + 16 kDims) continued over positions [begin, end), counted from block `first_block`;
+/// begin and end are multiples of kWidth.
+template <typename Products, std::size_t kQueries, std::size_t kDims>
+void weigh_values(const KvView<typename Products::Element>& kv, std::size_t first_block,
+                  std::size_t begin, std::size_t end, std::size_t d,
+                  const typename Products::Factor* weights, float* out) {
   Vec acc[kQueries][kDims];
 #pragma GCC unroll 8
   for (std::size_t i = 0; i < kQueries; ++i) {
@@ -109,23 +146,24 @@ void weigh_values(const KvView<T>& kv, std::size_t first_block, std::size_t begi
     const std::size_t in_block = t % kKvBlockTokens;
     std::size_t run = kKvBlockTokens - in_block;
     run = end - t < run ? end - t : run;
-    const T* v = kv.v_block(first_block + t / kKvBlockTokens) + in_block * kv.head_dim + d;
-    const float* p = probabilities + t;
-    for (std::size_t j = 0; j < run; ++j) {
-      Vec value[kDims];
+    const auto* v = kv.v_block(first_block + t / kKvBlockTokens) + in_block * kv.head_dim +
+                    d * Products::kWidth;
+    const auto* p = weights + t;
+    for (std::size_t j = 0; j < run; j += Products::kWidth) {
+      typename Products::Lanes value[kDims];
 #pragma GCC unroll 8
       for (std::size_t n = 0; n < kDims; ++n) {
-        value[n] = load(v + n * kLanes);
+        value[n] = Products::elements(v + n * kLanes * Products::kWidth);
       }
 #pragma GCC unroll 8
       for (std::size_t i = 0; i < kQueries; ++i) {
-        const Vec weight = splat(p[i * kAttentionSplit + j]);
+        const auto weight = Products::factor(p + i * kAttentionSplit + j);
 #pragma GCC unroll 8
         for (std::size_t n = 0; n < kDims; ++n) {
-          acc[i][n] = fma(weight, value[n], acc[i][n]);
+          acc[i][n] = Products::multiply_add(acc[i][n], value[n], weight);
         }
       }
-      v += kv.head_dim;
+      v += kv.head_dim * Products::kWidth;
     }
     t += run;
   }
@@ -138,15 +176,16 @@ void weigh_values(const KvView<T>& kv, std::size_t first_block, std::size_t begi
   }
 }
 
-template <std::size_t kQueries, typename T>
-void weigh_all_dims(const KvView<T>& kv, std::size_t first_block, std::size_t begin,
-                    std::size_t end, const float* probabilities, float* out) {
+template <typename Products, std::size_t kQueries>
+void weigh_all_dims(const KvView<typename Products::Element>& kv, std::size_t first_block,
+                    std::size_t begin, std::size_t end, const typename Products::Factor* weights,
+                    float* out) {
   std::size_t d = 0;
   for (; d + kTileDims * kLanes <= kv.head_dim; d += kTileDims * kLanes) {
-    weigh_values<kQueries, kTileDims>(kv, first_block, begin, end, d, probabilities, out);
+    weigh_values<Products, kQueries, kTileDims>(kv, first_block, begin, end, d, weights, out);
   }
   for (; d < kv.head_dim; d += kLanes) {
-    weigh_values<kQueries, 1>(kv, first_block, begin, end, d, probabilities, out);
+    weigh_values<Products, kQueries, 1>(kv, first_block, begin, end, d, weights, out);
   }
 }
 
@@ -215,6 +254,7 @@ void combine_split(AttentionWork& work, std::size_t i, std::size_t head_dim, Spl
 template <typename T>
 struct FloatSplits {
   using Element = T;
+  using Products = FloatProducts<T>;
 
   FloatSplits(AttentionWork&) {}
 
@@ -230,15 +270,7 @@ struct FloatSplits {
 
   template <std::size_t kQueries>
   void scores(const KvView<T>& kv, const Split<kQueries>& split, AttentionWork& work) {
-    std::size_t block = 0;
-    for (; block + kTileBlocks <= split.blocks; block += kTileBlocks) {
-      score_blocks<kQueries, kTileBlocks>(kv, split.first_block + block, work.query,
-                                          work.scores + block * kLanes);
-    }
-    for (; block < split.blocks; ++block) {
-      score_blocks<kQueries, 1>(kv, split.first_block + block, work.query,
-                                work.scores + block * kLanes);
-    }
+    score_split<Products>(kv, split, work.query, work.scores);
   }
 
   /// Positions that all queries see go through together, a query's first and last ones alone.
@@ -249,8 +281,9 @@ struct FloatSplits {
     }
     const auto alone = [&](std::size_t i, std::size_t begin, std::size_t end) {
       if (begin < end) {
-        weigh_all_dims<1>(kv, split.first_block, begin, end, work.scores + i * kAttentionSplit,
-                          work.partial + i * kv.head_dim);
+        weigh_all_dims<Products, 1>(kv, split.first_block, begin, end,
+                                    work.scores + i * kAttentionSplit,
+                                    work.partial + i * kv.head_dim);
       }
     };
     const std::size_t common = split.begin[kQueries - 1];
@@ -259,7 +292,8 @@ struct FloatSplits {
     for (std::size_t i = 0; i < kQueries; ++i) {
       alone(i, split.begin[i], split.end[i] < common ? split.end[i] : common);
     }
-    weigh_all_dims<kQueries>(kv, split.first_block, common, common_end, work.scores, work.partial);
+    weigh_all_dims<Products, kQueries>(kv, split.first_block, common, common_end, work.scores,
+                                       work.partial);
 #pragma GCC unroll 8
     for (std::size_t i = 0; i < kQueries; ++i) {
       alone(i, common_end, split.end[i]);

@@ -31,113 +31,27 @@ void kv_write_bf16(const float* k, const float* v, std::size_t head_dim, std::si
   }
 }
 
-/// Scores of kQueries queries [head_dim / 2, kMaxAttentionQueries, 2] against kBlocks blocks.
-template <bool kInstruction, std::size_t kQueries, std::size_t kBlocks>
-void score_blocks_bf16(const KvView<std::uint16_t>& kv, std::size_t block,
-                       const std::uint16_t* query, float* scores) {
-  const std::uint16_t* k[kBlocks];
-#pragma GCC unroll 8
-  for (std::size_t b = 0; b < kBlocks; ++b) {
-    k[b] = kv.k_block(block + b);
-  }
-  Vec acc[kQueries][kBlocks];
-#pragma GCC unroll 8
-  for (std::size_t i = 0; i < kQueries; ++i) {
-#pragma GCC unroll 8
-    for (std::size_t b = 0; b < kBlocks; ++b) {
-      acc[i][b] = zero();
-    }
-  }
-  for (std::size_t d = 0; d < kv.head_dim; d += 2) {
-    Pairs key[kBlocks];
-#pragma GCC unroll 8
-    for (std::size_t b = 0; b < kBlocks; ++b) {
-      key[b] = load_pairs(k[b] + d * kLanes);
-    }
-#pragma GCC unroll 8
-    for (std::size_t i = 0; i < kQueries; ++i) {
-      const Pairs q = splat_pair(query + 2 * i);
-#pragma GCC unroll 8
-      for (std::size_t b = 0; b < kBlocks; ++b) {
-        acc[i][b] = pair_dot_add<kInstruction>(acc[i][b], key[b], q);
-      }
-    }
-    query += 2 * kMaxAttentionQueries;
-  }
-#pragma GCC unroll 8
-  for (std::size_t i = 0; i < kQueries; ++i) {
-#pragma GCC unroll 8
-    for (std::size_t b = 0; b < kBlocks; ++b) {
-      store(scores + i * kAttentionSplit + b * kLanes, acc[i][b]);
-    }
-  }
-}
+/// Two products a lane; kMask hides one half of every pair. The counterpart of FloatProducts.
+template <bool kInstruction, std::uint32_t kMask>
+struct PairProducts {
+  using Element = std::uint16_t;
+  using Factor = std::uint16_t;
+  using Lanes = Pairs;
+  static constexpr std::size_t kWidth = 2;
 
-/// out[i][d..d + 16 kDims) continued over the pairs of positions [begin, end), counted from block
-/// `first_block`; begin is even. kMask hides halves of all of them.
-template <bool kInstruction, std::uint32_t kMask, std::size_t kQueries, std::size_t kDims>
-void weigh_pairs(const KvView<std::uint16_t>& kv, std::size_t first_block, std::size_t begin,
-                 std::size_t end, std::size_t d, const std::uint16_t* weights, float* out) {
-  Vec acc[kQueries][kDims];
-#pragma GCC unroll 8
-  for (std::size_t i = 0; i < kQueries; ++i) {
-#pragma GCC unroll 8
-    for (std::size_t n = 0; n < kDims; ++n) {
-      acc[i][n] = load(out + i * kv.head_dim + d + n * kLanes);
-    }
+  static Lanes elements(const Element* from) { return keep_bits<kMask>(load_pairs(from)); }
+  static Lanes factor(const Factor* from) { return keep_bits<kMask>(splat_pair(from)); }
+  static Vec multiply_add(const Vec& acc, const Lanes& elements, const Lanes& factor) {
+    return pair_dot_add<kInstruction>(acc, elements, factor);
   }
-  for (std::size_t t = begin; t < end;) {
-    const std::size_t in_block = t % kKvBlockTokens;
-    std::size_t run = kKvBlockTokens - in_block;
-    run = end - t < run ? end - t : run;
-    const std::uint16_t* v =
-        kv.v_block(first_block + t / kKvBlockTokens) + in_block * kv.head_dim + 2 * d;
-    const std::uint16_t* p = weights + t;
-    for (std::size_t j = 0; j < run; j += 2) {
-      Pairs value[kDims];
-#pragma GCC unroll 8
-      for (std::size_t n = 0; n < kDims; ++n) {
-        value[n] = keep_bits<kMask>(load_pairs(v + 2 * n * kLanes));
-      }
-#pragma GCC unroll 8
-      for (std::size_t i = 0; i < kQueries; ++i) {
-        const Pairs weight = keep_bits<kMask>(splat_pair(p + i * kAttentionSplit + j));
-#pragma GCC unroll 8
-        for (std::size_t n = 0; n < kDims; ++n) {
-          acc[i][n] = pair_dot_add<kInstruction>(acc[i][n], value[n], weight);
-        }
-      }
-      v += 2 * kv.head_dim;
-    }
-    t += run;
-  }
-#pragma GCC unroll 8
-  for (std::size_t i = 0; i < kQueries; ++i) {
-#pragma GCC unroll 8
-    for (std::size_t n = 0; n < kDims; ++n) {
-      store(out + i * kv.head_dim + d + n * kLanes, acc[i][n]);
-    }
-  }
-}
-
-template <bool kInstruction, std::uint32_t kMask, std::size_t kQueries>
-void weigh_pairs_all_dims(const KvView<std::uint16_t>& kv, std::size_t first_block,
-                          std::size_t begin, std::size_t end, const std::uint16_t* weights,
-                          float* out) {
-  std::size_t d = 0;
-  for (; d + kTileDims * kLanes <= kv.head_dim; d += kTileDims * kLanes) {
-    weigh_pairs<kInstruction, kMask, kQueries, kTileDims>(kv, first_block, begin, end, d, weights,
-                                                          out);
-  }
-  for (; d < kv.head_dim; d += kLanes) {
-    weigh_pairs<kInstruction, kMask, kQueries, 1>(kv, first_block, begin, end, d, weights, out);
-  }
-}
+};
 
 /// The bfloat16 counterpart of FloatSplits (attention-inl.h).
 template <bool kInstruction>
 struct Bf16Splits {
   using Element = std::uint16_t;
+  using WholePairs = PairProducts<kInstruction, kWholePair>;
+
   std::uint16_t* query;    ///< [head_dim / 2, kMaxAttentionQueries, 2], scaled
   std::uint16_t* weights;  ///< [kMaxAttentionQueries, kAttentionSplit]: probabilities
 
@@ -161,15 +75,7 @@ struct Bf16Splits {
 
   template <std::size_t kQueries>
   void scores(const KvView<Element>& kv, const Split<kQueries>& split, AttentionWork& work) {
-    std::size_t block = 0;
-    for (; block + kTileBlocks <= split.blocks; block += kTileBlocks) {
-      score_blocks_bf16<kInstruction, kQueries, kTileBlocks>(kv, split.first_block + block, query,
-                                                             work.scores + block * kLanes);
-    }
-    for (; block < split.blocks; ++block) {
-      score_blocks_bf16<kInstruction, kQueries, 1>(kv, split.first_block + block, query,
-                                                   work.scores + block * kLanes);
-    }
+    score_split<WholePairs>(kv, split, query, work.scores);
   }
 
   /// As in FloatSplits, what all queries see goes through together, in whole pairs.
@@ -191,8 +97,8 @@ struct Bf16Splits {
       alone(kv, split.first_block, i, split.begin[i], split.end[i] < common ? split.end[i] : common,
             work);
     }
-    weigh_pairs_all_dims<kInstruction, kWholePair, kQueries>(kv, split.first_block, common,
-                                                             common_end, weights, work.partial);
+    weigh_all_dims<WholePairs, kQueries>(kv, split.first_block, common, common_end, weights,
+                                         work.partial);
     for (std::size_t i = 0; i < kQueries; ++i) {
       alone(kv, split.first_block, i, common_end, split.end[i], work);
     }
@@ -202,7 +108,7 @@ struct Bf16Splits {
   template <std::uint32_t kMask>
   void weigh(const KvView<Element>& kv, std::size_t first_block, std::size_t i, std::size_t begin,
              std::size_t end, AttentionWork& work) {
-    weigh_pairs_all_dims<kInstruction, kMask, 1>(
+    weigh_all_dims<PairProducts<kInstruction, kMask>, 1>(
         kv, first_block, begin, end, weights + i * kAttentionSplit, work.partial + i * kv.head_dim);
   }
 
