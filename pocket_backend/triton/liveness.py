@@ -5,11 +5,14 @@ process is judged by the kernel's view of it and by how long something has waite
 
     died      it is a zombie, twice in a row
     stopped   by a signal (SIGSTOP), for a second
-    hangs     something waits for it for ``stall_seconds``, in which it used next to no CPU
+    hangs     something waits for it for ``stall_seconds``, in which it used next to no CPU and
+              hardly ever waited for one
     stuck     something waits for it for ``busy_stall_seconds``, whatever CPU it uses
 
 CPU time tells a long step from a hang: a prefill on a slow machine may take longer than any short
-limit, but it computes meanwhile.
+limit, but it computes meanwhile.  On a machine whose processors others hold (or in a container whose
+quota is used up) it may get none for seconds: then it is not hung either, and a restart would cost
+more of what is scarce.
 """
 
 from __future__ import annotations
@@ -47,15 +50,36 @@ class Sample:
     state: str
     """The letter in ``/proc/<pid>/stat``; Z is a zombie, T stopped."""
     cpu_seconds: float
+    queued: bool = False
+    """Whether one of its threads runs or waits for a processor."""
 
 
-def sample_process(pid: int) -> Sample | None:
-    """None: there is no such process."""
+def sample_process(pid: int, *, threads: bool = False) -> Sample | None:
+    """None: there is no such process.
+
+    ``threads``: look at each thread for ``queued``, which takes a file per thread.
+    """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = _stat(Path(f"/proc/{pid}/stat"))
     except OSError:
         return None
-    return Sample(fields[0].decode(), (int(fields[11]) + int(fields[12])) * _TICK_SECONDS)
+    cpu_seconds = (int(fields[11]) + int(fields[12])) * _TICK_SECONDS
+    return Sample(fields[0].decode(), cpu_seconds, threads and _wants_processor(pid))
+
+
+def _stat(file: Path) -> list[bytes]:
+    """What follows the name, which may hold anything, in a file of ``proc_pid_stat(5)``."""
+    return file.read_bytes().rpartition(b")")[2].split()
+
+
+def _wants_processor(pid: int) -> bool:
+    for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            if _stat(file)[0] == b"R":
+                return True
+        except OSError:  # the thread has ended
+            continue
+    return False
 
 
 def find_processes(server_id: str) -> dict[str, int]:
@@ -90,7 +114,7 @@ class Watch:
         self._policy = policy
         self._dead_looks = 0
         self._stopped_since: float | None = None
-        self._history: deque[tuple[float, float]] = deque()
+        self._history: deque[tuple[float, float, bool]] = deque()
 
     def observe(self, now: float, sample: Sample, waiting_seconds: float) -> str | None:
         """What is wrong, or None. ``waiting_seconds``: how long something has waited for it."""
@@ -105,21 +129,23 @@ class Watch:
                 return "stopped by a signal"
         else:
             self._stopped_since = None
-        idle = self._idle_for(now, sample.cpu_seconds)
+        idle = self._idle_for(now, sample)
         if waiting_seconds >= policy.busy_stall_seconds:
             return f"stuck: no progress for {waiting_seconds:.0f} s although work waits"
         if waiting_seconds >= policy.stall_seconds and idle:
             return f"hangs: no progress for {waiting_seconds:.1f} s, and it computes nothing"
         return None
 
-    def _idle_for(self, now: float, cpu_seconds: float) -> bool:
-        """Whether it used next to no CPU in the last ``stall_seconds``."""
+    def _idle_for(self, now: float, sample: Sample) -> bool:
+        """Whether it neither used CPU in the last ``stall_seconds`` nor mostly waited for one."""
         span = self._policy.stall_seconds
-        self._history.append((now, cpu_seconds))
+        self._history.append((now, sample.cpu_seconds, sample.queued))
         while len(self._history) > 1 and self._history[1][0] <= now - span:
             self._history.popleft()
-        then, used = self._history[0]
-        return now - then >= span and cpu_seconds - used < _IDLE_SHARE * (now - then)
+        then, used, _ = self._history[0]
+        starved = sum(queued for *_, queued in self._history) * 2 > len(self._history)
+        computed = sample.cpu_seconds - used >= _IDLE_SHARE * (now - then)
+        return now - then >= span and not computed and not starved
 
 
 class Canary:

@@ -258,11 +258,15 @@ class _Watcher:
             return _SERVER_ENDED
         now = self._clock()
         for name, watch in list(self._watches.items()):
-            sample = None if watch is None else sample_process(watch.pid)
+            waiting = self._waiting_seconds(name)
+            sample = None
+            if watch is not None:
+                # In time for the whole of ``stall_seconds``, and not at every look of a calm server.
+                sample = sample_process(watch.pid, threads=waiting > _PERIOD)
             if watch is None or sample is None:
                 problem = self._missing(name)
             else:
-                problem = watch.observe(now, sample, self._waiting_seconds(name))
+                problem = watch.observe(now, sample, waiting)
             problem = problem or self._failing(name)
             if name == SERVER and problem == "died":
                 return _SERVER_ENDED

@@ -54,6 +54,28 @@ def test_a_long_step_computes_and_is_left_alone_until_the_second_limit() -> None
     assert str(verdicts[20]).startswith("stuck")
 
 
+def judge_queueing(queued: list[bool]) -> list[str | None]:
+    """Verdicts for a process that gets no CPU; ``queued``: whether a thread waits for one."""
+    watch = Watch(1, POLICY)
+    return [
+        watch.observe(i * 0.5, Sample("S", 1.0, queued=wants), i * 0.5)
+        for i, wants in enumerate(queued)
+    ]
+
+
+def test_m5_a_process_that_waits_for_a_processor_does_not_hang() -> None:
+    """M5: others have all CPUs; a restart would have to wait for one as well."""
+    verdicts = judge_queueing([True] * 41)
+    assert verdicts[:40] == [None] * 40
+    assert str(verdicts[40]).startswith("stuck")
+
+
+def test_a_hang_is_found_although_a_thread_is_sometimes_about_to_run() -> None:
+    """A pool's timer, or the thread that answers the supervisor."""
+    verdicts = judge_queueing([i % 3 == 0 for i in range(10)])
+    assert str(verdicts[8]).startswith("hangs")
+
+
 def test_answering_the_supervisor_is_no_progress() -> None:
     """0.2 ms of CPU per question do not pass for computing."""
     verdicts = judge([(i * 0.5, "S", i * 0.0002, i * 0.5) for i in range(10)])
@@ -90,6 +112,30 @@ def test_samples_of_real_processes() -> None:
         child.kill()
         child.wait()
     assert sample_process(child.pid) is None
+
+
+def test_a_thread_that_wants_a_processor_is_seen() -> None:
+    """In any thread: the main one of a stub sleeps while others compute."""
+    code = (
+        "import sys, threading, time\n"
+        "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()\n"
+        "threading.Event().wait()\n"
+    )
+    busy = subprocess.Popen([sys.executable, "-c", code])
+    idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        wait_for(lambda: cpu(busy.pid) > 0.05, 30, "it used CPU")
+        wait_for(lambda: state(busy.pid) == "S", 20, "its main thread sleeps")
+        wait_for(lambda: sample_process(busy.pid, threads=True).queued, 20, "it wants more")  # type: ignore[union-attr]
+        wait_for(lambda: state(idle.pid) == "S", 20, "the other one sleeps")
+        for pid, threads in ((idle.pid, True), (busy.pid, False)):
+            sample = sample_process(pid, threads=threads)
+            assert sample is not None
+            assert not sample.queued
+    finally:
+        for child in (busy, idle):
+            child.kill()
+            child.wait()
 
 
 def cpu(pid: int) -> float:
