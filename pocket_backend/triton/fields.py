@@ -22,19 +22,25 @@ from pocket_backend.api.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_N,
+    MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from pocket_backend.text.chat_messages import MAX_CHAT_BYTES, MAX_MESSAGES, MAX_TOOLS
+from pocket_backend.text.tokenizer import MAX_PROMPT_BYTES
 
 Kind = Literal["string", "int", "float", "bool", "strings", "ints", "json"]
 Role = Literal["prompt", "sampling", "serving", "compatibility"]
 
 MAX_PROMPT_TOKENS = 1 << 20
-MAX_TEXT_CHARS = 8 << 20
-"""Longest ``text_input`` or ``messages`` that is looked at; the context decides what fits."""
+MAX_TEXT_CHARS = MAX_PROMPT_BYTES
+"""Longest ``text_input`` that is looked at; the context decides what fits."""
+MAX_MESSAGES_CHARS = 2 * MAX_CHAT_BYTES
+"""Of ``messages`` as JSON, where a character may take several."""
 MAX_JSON_CHARS = 1 << 20
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 MAX_SALT_CHARS = 256
+MAX_PRIORITY = 2**31 - 1
 MAX_ALLOWED_TOKEN_IDS = 8192
 """Less than ``SamplingParams`` takes: they travel between the models as JSON."""
 
@@ -92,17 +98,21 @@ class Field:
 
 _PROMPT = (
     Field("text_input", "string", "prompt", "The prompt as text, used as it is.",
-          range="1 character or more", max_chars=MAX_TEXT_CHARS),
+          range=f"1 to {MAX_TEXT_CHARS} bytes", max_chars=MAX_TEXT_CHARS),
     Field("messages", "json", "prompt",
           "A conversation, rendered with the model's chat template: JSON list of objects with "
-          "`role` and `content`.", range="1 message or more", max_chars=MAX_TEXT_CHARS),
+          "`role` and `content`.",
+          range=f"1 to {MAX_MESSAGES} messages, {MAX_MESSAGES_CHARS} characters of JSON",
+          max_chars=MAX_MESSAGES_CHARS),
     Field("input_ids", "ints", "prompt", "The prompt as token ids.",
-          range="ids of the model's vocabulary", max_items=MAX_PROMPT_TOKENS),
+          range=f"1 to {MAX_PROMPT_TOKENS} ids of the vocabulary", max_items=MAX_PROMPT_TOKENS),
     Field("tools", "json", "prompt",
           "Tool definitions for the chat template: JSON list of objects.",
+          range=f"at most {MAX_TOOLS}, {MAX_JSON_CHARS} characters of JSON",
           max_chars=MAX_JSON_CHARS),
     Field("chat_template_kwargs", "json", "prompt",
-          "Further variables for the chat template: JSON object.", max_chars=MAX_JSON_CHARS),
+          "Further variables for the chat template: JSON object.",
+          range=f"at most {MAX_JSON_CHARS} characters of JSON", max_chars=MAX_JSON_CHARS),
     Field("add_generation_prompt", "bool", "prompt",
           "Whether the rendered chat ends with the start of the assistant's turn.",
           default="true, or false with `continue_final_message`"),
@@ -132,13 +142,15 @@ _SAMPLING = (
     Field("presence_penalty", "float", "sampling", "Subtracted once for a token used before.",
           default="0", range="-100 to 100"),
     Field("logit_bias", "json", "sampling", "JSON object: token id to what is added to its logit.",
-          range=f"at most {MAX_LOGIT_BIAS} entries of -100 to 100", max_chars=MAX_JSON_CHARS),
+          range=f"at most {MAX_LOGIT_BIAS} entries of -100 to 100, {MAX_JSON_CHARS} characters",
+          max_chars=MAX_JSON_CHARS),
     Field("bad_token_ids", "ints", "sampling", "Token ids that are never sampled.",
           range=f"at most {MAX_BAD_TOKEN_IDS}", max_items=MAX_BAD_TOKEN_IDS),
     Field("allowed_token_ids", "ints", "sampling", "The only token ids that may be sampled.",
           default="all", range=f"1 to {MAX_ALLOWED_TOKEN_IDS}", max_items=MAX_ALLOWED_TOKEN_IDS),
     Field("stop", "strings", "sampling", "Strings that end the output and are cut off.",
-          range=f"at most {MAX_STOP_STRINGS}", aliases=("stop_words",),
+          range=f"at most {MAX_STOP_STRINGS} of 1 to {MAX_STOP_LENGTH} characters",
+          aliases=("stop_words",),
           max_items=MAX_STOP_STRINGS),
     Field("stop_token_ids", "ints", "sampling", "Token ids that end the output.",
           range=f"at most {MAX_STOP_TOKEN_IDS}", max_items=MAX_STOP_TOKEN_IDS),
@@ -167,11 +179,12 @@ _SERVING = (
           "Answer in increments (`generate_stream`, gRPC streaming); false: one response.",
           default="false", aliases=("streaming",)),
     Field("sampling_parameters", "json", "serving",
-          "JSON object with any of these fields except prompts.", max_chars=MAX_JSON_CHARS),
+          "JSON object with any of these fields except prompts.",
+          range=f"at most {MAX_JSON_CHARS} characters", max_chars=MAX_JSON_CHARS),
     Field("end_id", "int", "serving", "One more token id that ends the output.",
           range="an id of the vocabulary", minimum=0),
     Field("priority", "int", "serving", "Lower is served first.", default="0",
-          range="-2^31 to 2^31-1"),
+          range="1-2^31 to 2^31-1", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY),
     Field("timeout_ms", "int", "serving",
           "Milliseconds from arrival, queueing included, after which the request ends with an "
           "error.", range=f"1 to {MAX_TIMEOUT_MS}", minimum=1, maximum=MAX_TIMEOUT_MS),

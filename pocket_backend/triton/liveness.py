@@ -10,9 +10,9 @@ process is judged by the kernel's view of it and by how long something has waite
     stuck     something waits for it for ``busy_stall_seconds``, whatever CPU it uses
 
 CPU time tells a long step from a hang: a prefill on a slow machine may take longer than any short
-limit, but it computes meanwhile.  On a machine whose processors others hold (or in a container whose
-quota is used up) it may get none for seconds: then it is not hung either, and a restart would cost
-more of what is scarce.
+limit, but it computes meanwhile.  On a machine whose processors others hold (or in a container
+whose quota is used up) it may get none for seconds: then it is not hung either, and a restart would
+cost more of what is scarce.
 """
 
 from __future__ import annotations

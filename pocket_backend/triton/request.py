@@ -22,6 +22,9 @@ from pocket_backend.triton.fields import (
 
 _INT32 = 2**31
 _JSON_DEPTH = 32
+_FIELDS_OF_IDS = (
+    "input_ids", "end_id", "stop_token_ids", "bad_token_ids", "allowed_token_ids", "logit_bias",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +109,25 @@ class _Collected:
 
 
 def parse_request(
-    tensors: Mapping[str, object], parameters: Mapping[str, object]
+    tensors: Mapping[str, object],
+    parameters: Mapping[str, object],
+    *,
+    vocab_size: int | None = None,
 ) -> tuple[Prompt, Parameters]:
     """Validate what a client sent to the ensemble.
 
     Args:
         tensors: by name; one-element tensors of scalar fields are already scalars (``codec.py``).
         parameters: request parameters by name.
+        vocab_size: token ids from there on are refused; None leaves that to the engine.
 
     Raises:
         InvalidRequestError: names the field (as the client wrote it), the value and the remedy.
         UnsupportedFeatureError: a known field or value that this version cannot honour.
     """
     collected = _collect(tensors, parameters)
+    if vocab_size is not None:
+        _check_vocabulary(collected, vocab_size)
     return _prompt(collected), _parameters(collected)
 
 
@@ -140,8 +149,37 @@ def _collect(tensors: Mapping[str, object], parameters: Mapping[str, object]) ->
         collected.add(name, value)
     for name, value in parameters.items():
         if not _is_ignored(name):
-            collected.add(name, value)
+            collected.add(name, _list_of_strings(name, value))
     return collected
+
+
+def _list_of_strings(name: str, value: object) -> object:
+    """A request parameter cannot be a list, so a JSON list of strings is one; else as it is."""
+    found = BY_NAME.get(name)
+    if found is None or found.kind != "strings" or not isinstance(value, str):
+        return value
+    if not value.startswith("["):
+        return value
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return parsed if all(isinstance(item, str) for item in parsed) else value
+
+
+def _check_vocabulary(collected: _Collected, size: int) -> None:
+    """Refuse foreign ids here, where the name that the client used is still known."""
+    for field_name in _FIELDS_OF_IDS:
+        value = collected.values.get(field_name)
+        if value is None:
+            continue
+        ids = _logit_bias(value) if field_name == "logit_bias" else value
+        for token in (ids,) if isinstance(ids, int) else ids:  # type: ignore[attr-defined]
+            if token >= size:
+                name = collected.names[field_name]
+                raise InvalidRequestError.of(
+                    name, token, f"token ids are integers from 0 to {size - 1}"
+                )
 
 
 def _is_ignored(parameter: str) -> bool:

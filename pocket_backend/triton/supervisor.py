@@ -261,7 +261,7 @@ class _Watcher:
             waiting = self._waiting_seconds(name)
             sample = None
             if watch is not None:
-                # In time for the whole of ``stall_seconds``, and not at every look of a calm server.
+                # For most of ``stall_seconds``, and not at every look at a calm server.
                 sample = sample_process(watch.pid, threads=waiting > _PERIOD)
             if watch is None or sample is None:
                 problem = self._missing(name)

@@ -36,7 +36,9 @@ class TokenizerModel:
     def _answer(self, request: Any) -> Any:
         try:
             prompt, parameters = parse_request(
-                codec.read_inputs(request), codec.read_parameters(request)
+                codec.read_inputs(request),
+                codec.read_parameters(request),
+                vocab_size=self._tokenizer.vocab_size,
             )
             ids = encode_prompt(self._tokenizer, prompt)
             return self._pb.InferenceResponse(
@@ -61,13 +63,9 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int] | tuple[int
     """Ids of whichever form of prompt was sent.
 
     Raises:
-        InvalidRequestError: an id outside the vocabulary, bad messages, or nothing to continue.
+        InvalidRequestError: bad messages, or nothing to continue.
     """
     if prompt.token_ids is not None:
-        size = tokenizer.vocab_size
-        for token in prompt.token_ids:
-            if token >= size:
-                raise InvalidRequestError.of("input_ids", token, f"must be below {size}")
         return prompt.token_ids
     if prompt.messages is not None:
         ids = tokenizer.apply_chat_template(

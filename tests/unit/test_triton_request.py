@@ -35,6 +35,55 @@ def test_tensors_parameters_and_json_mean_the_same() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["stop", "stop_words", "bad_words"])
+def test_a_list_of_strings_as_a_request_parameter_is_json(name: str) -> None:
+    """Triton's request parameters are no lists; taken literally, the string would never match."""
+    found = parse_request({"text_input": "x"}, {name: '["United", "\\n\\n"]'})[1].sampling
+    assert getattr(found, BY_NAME[name].name) == ("United", "\n\n")
+    for literal in ("United", "[", '["a", 1]', '[["a"]]', "[]x"):
+        found = parse_request({"text_input": "x"}, {name: literal})[1].sampling
+        assert getattr(found, BY_NAME[name].name) == (literal,)
+    tensor = parse_request({"text_input": "x", name: '["a"]'}, {})[1].sampling
+    assert getattr(tensor, BY_NAME[name].name) == ('["a"]',)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("input_ids", [3, 256]),
+        ("end_id", 256),
+        ("stop_token_ids", [1, 256]),
+        ("bad_token_ids", [256]),
+        ("allowed_token_ids", [256, 1]),
+        ("logit_bias", '{"256": 1}'),
+    ],
+)
+def test_ids_outside_the_vocabulary_are_refused_under_the_name_that_was_sent(
+    name: str, value: object
+) -> None:
+    fields = {"text_input": "x", name: value}
+    if name == "input_ids":
+        del fields["text_input"]
+    parse_request(fields, {}, vocab_size=257)
+    with pytest.raises(InvalidRequestError, match=f"^{name}: got 256; .*from 0 to 255") as caught:
+        parse_request(fields, {}, vocab_size=256)
+    assert caught.value.field == name
+
+
+def test_priorities_are_symmetric() -> None:
+    """Triton's HTTP front end reads 2^31 as -2^31: who asks for the last place gets no first."""
+    for value in (2**31 - 1, 1 - 2**31):
+        assert parse_request({"text_input": "x", "priority": value}, {})[1].priority == value
+    with pytest.raises(InvalidRequestError, match=r"^priority: got -2147483648; .*-2147483647 to"):
+        parse_request({"text_input": "x", "priority": -(2**31)}, {})
+
+
+def test_every_length_that_is_limited_is_documented() -> None:
+    for field in FIELDS:
+        for limit in (field.max_items, field.max_chars):
+            assert str(limit or "") in field.range, field.name
+
+
 @pytest.mark.parametrize(
     ("alias", "field"), [(a, f.name) for f in FIELDS for a in f.aliases if f.role == "sampling"]
 )
