@@ -123,7 +123,7 @@ def _processors() -> str:
 
 
 def _memory() -> str:
-    from pocket_backend.executors.cpp_options import available_memory
+    from pocket_backend.executors.memory import available_memory
 
     available = available_memory()
     return "not known" if available is None else f"{available >> 20:,} MiB available"
@@ -166,7 +166,7 @@ def _model(given: str | None) -> str:
     """Which backend would serve it, from its headers, and whether its weights fit."""
     from pocket_backend.cli.inspect import judge
     from pocket_backend.cli.options import model_path
-    from pocket_backend.executors.cpp_options import available_memory
+    from pocket_backend.executors.memory import available_memory
 
     path = model_path(given)
     check_model_file(path)

@@ -102,7 +102,7 @@ def judge(args: EngineArgs) -> Verdict:
             return Verdict(None, f"backend {name} is not part of this version")
         if name == "cpp":
             from pocket_backend.executors.cpp_engine import inspect_model
-            from pocket_backend.executors.cpp_options import BLOCK_SIZE
+            from pocket_backend.executors.executor_options import BLOCK_SIZE
 
             info = inspect_model(args.model_path(), args.kv_cache_dtype)
             reason = f"the C++ engine knows architecture {info['architecture']!r} and its formats"
@@ -124,7 +124,7 @@ def memory_need(
     model: ModelDescription, verdict: Verdict, args: EngineArgs, context: int | None, batch: int
 ) -> MemoryNeed:
     """``context``: tokens per sequence; None: the model's own."""
-    from pocket_backend.executors.cpp_options import available_memory
+    from pocket_backend.executors.memory import available_memory
 
     context = context or model.shape.context
     weights = model.weight_bytes

@@ -25,12 +25,14 @@ from pocket_backend.api import (
 from pocket_backend.api.errors import short_repr
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
 from pocket_backend.executors.base import BackendExecutor
-from pocket_backend.executors.cpp_options import BLOCK_SIZE, CppEngineOptions, available_memory
+from pocket_backend.executors.cpp_options import CppEngineOptions
 from pocket_backend.executors.cpp_prompt_logprobs import PromptScorer, read_logprobs
 from pocket_backend.executors.cpp_sampling import SlotEdits
 from pocket_backend.executors.cpp_states import SlotStates, pool_sizes
 from pocket_backend.executors.cpp_step import StepArrays
 from pocket_backend.executors.cpu_quota import quota_threads
+from pocket_backend.executors.executor_options import BLOCK_SIZE
+from pocket_backend.executors.memory import available_memory
 from pocket_backend.text.gguf_files import gguf_model_file
 
 if TYPE_CHECKING:

@@ -17,14 +17,15 @@ from torch import Tensor
 from pocket_backend.api import ConfigurationError, EngineError, PocketLLMError
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
 from pocket_backend.executors.base import BackendExecutor
-from pocket_backend.executors.cpp_options import available_memory
 from pocket_backend.executors.cpu_quota import quota_threads
+from pocket_backend.executors.executor_options import BLOCK_SIZE
+from pocket_backend.executors.memory import available_memory
 from pocket_backend.executors.slot_tables import SlotTables
 from pocket_backend.executors.state_options import default_snapshots, snapshot_interval
 from pocket_backend.executors.torch_attention import STEP_KEYWORD, PagedAttender
 from pocket_backend.executors.torch_edits import TorchEdits
 from pocket_backend.executors.torch_loading import load_model
-from pocket_backend.executors.torch_options import BLOCK_SIZE, TorchOptions
+from pocket_backend.executors.torch_options import TorchOptions
 from pocket_backend.executors.torch_probe import context_limit, probe_layers
 from pocket_backend.executors.torch_sampler import sample
 from pocket_backend.executors.torch_states import LayerStates, StateStorage, state_bytes

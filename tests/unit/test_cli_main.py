@@ -99,7 +99,7 @@ def test_doctor_says_who_serves_the_model(
     write_gguf(model, TinyLlama(layers=1))
     assert doctor.doctor(str(model)) == 0
     assert "served by cpp: the C++ engine knows" in capsys.readouterr().out
-    monkeypatch.setattr("pocket_backend.executors.cpp_options.available_memory", lambda: 1)
+    monkeypatch.setattr("pocket_backend.executors.memory.available_memory", lambda: 1)
     assert doctor.doctor(str(model)) == 1
     assert "0 MiB of memory are available: free some" in capsys.readouterr().out
     model.write_bytes(b"GGUF and nothing else")

@@ -24,11 +24,9 @@ from pocket_backend.api import (
 )
 from pocket_backend.core.step import ExecuteRequest
 from pocket_backend.executors.cpp_engine import CppEngineBackend
-from pocket_backend.executors.cpp_options import (
-    CppEngineOptions,
-    available_memory,
-    default_blocks,
-)
+from pocket_backend.executors.cpp_options import CppEngineOptions
+from pocket_backend.executors.executor_options import default_blocks
+from pocket_backend.executors.memory import available_memory
 from pocket_backend.executors.registry import create_executor
 
 GREEDY = SamplingParams()
