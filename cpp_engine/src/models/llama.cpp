@@ -18,6 +18,7 @@
 #include "layers/linear.h"
 #include "layers/norm.h"
 #include "layers/paged_attention.h"
+#include "output_rows.h"
 #include "pocket/base/error.h"
 #include "weight_loader.h"
 
@@ -43,6 +44,9 @@ class Llama final : public Model {
         max_context_(options.max_context == 0 ? config_.context : options.max_context),
         blocks_(config_.layers),
         schedule_(options.max_batch_tokens, options.max_sequences),
+        output_schedule_(options.max_batch_tokens, options.max_sequences),
+        output_rows_(options.max_batch_tokens, options.max_sequences),
+        head_rows_(options.max_logits_rows),
         routing_(options.max_batch_tokens, config_.experts) {
     if (max_context_ > config_.context) {
       throw Error(ErrorCode::kInvalidArgument, "max_context: got " + std::to_string(max_context_) +
@@ -72,25 +76,44 @@ class Llama final : public Model {
 
   void forward(const ForwardBatch& batch, KvPool& kv, StateStore& states) override {
     DecoderWorkspace& w = *workspace_;
-    const std::size_t rows = batch.token_ids.size();
+    std::size_t rows = batch.token_ids.size();
     w.set_rows(rows);
     schedule_.plan(batch.sequences);
+    output_rows_.plan(batch);
     embed(compute_, embedding_, batch.token_ids, config_.embedding_scale, w.residual);
     std::size_t recurrent = 0;  // such layers so far
     for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
       const Block& block = blocks_[layer];
-      normalise(compute_, w.residual, rows, {}, block.attention_norm, config_.norm_epsilon,
-                w.input);
+      const bool narrows = layer + 1 == blocks_.size() && !output_rows_.all();
+      normalise_input(block.attention_norm, rows);
       if (config_.recurrent(layer)) {
         block.delta.run(compute_, config_, batch.sequences, recurrent++, w.input, rows, states,
                         w.delta, begin_branch(rows), w.matmul_scratch);
+        end_branch(rows, block.attention_post_norm);
+        rows = narrows ? keep_output_rows() : rows;
       } else {
-        block.attention.run(compute_, config_, rope_of(layer), schedule_, layer - recurrent,
-                            config_.window_of(layer), w.input, rows, kv, w.attention,
-                            begin_branch(rows), w.matmul_scratch);
+        const AttentionSchedule* schedule = &schedule_;
+        if (narrows) {
+          block.attention.store(compute_, config_, rope_of(layer), schedule_, layer - recurrent,
+                                w.input, rows, kv, w.attention);
+          rows = keep_output_rows();
+          if (rows == 0) {
+            return;
+          }
+          normalise_input(block.attention_norm, rows);
+          output_schedule_.plan(output_rows_.sequences());
+          schedule = &output_schedule_;
+        }
+        const auto attend = narrows ? &PagedAttention::attend : &PagedAttention::run;
+        (block.attention.*attend)(compute_, config_, rope_of(layer), *schedule, layer - recurrent,
+                                  config_.window_of(layer), w.input, rows, kv, w.attention,
+                                  begin_branch(rows), w.matmul_scratch);
+        end_branch(rows, block.attention_post_norm);
       }
-      end_branch(rows, block.attention_post_norm);
-      normalise(compute_, w.residual, rows, {}, block.mlp_norm, config_.norm_epsilon, w.input);
+      if (rows == 0) {
+        return;
+      }
+      normalise_input(block.mlp_norm, rows);
       if (config_.sparse(layer)) {
         block.experts.run(compute_, w.input, rows, routing_, w.experts, begin_branch(rows),
                           w.matmul_scratch);
@@ -103,8 +126,11 @@ class Llama final : public Model {
 
   float* logits(std::span<const std::int32_t> rows) override {
     DecoderWorkspace& w = *workspace_;
+    const std::span<std::int32_t> kept = std::span(head_rows_).first(rows.size());
+    std::transform(rows.begin(), rows.end(), kept.begin(),
+                   [this](std::int32_t row) { return output_rows_.number_of(row); });
     w.head_input.set_rows(rows.size());
-    normalise(compute_, w.residual, rows.size(), rows, output_norm_, config_.norm_epsilon,
+    normalise(compute_, w.residual, rows.size(), kept, output_norm_, config_.norm_epsilon,
               w.head_input);
     const Projection head{head_, w.logits, logits_stride()};
     project(compute_, w.head_input, rows.size(), std::span(&head, 1));
@@ -114,6 +140,26 @@ class Llama final : public Model {
  private:
   const RopeTable& rope_of(std::size_t layer) const {
     return config_.sliding_rope && config_.slides(layer) ? sliding_rope_ : rope_;
+  }
+
+  void normalise_input(std::span<const float> weight, std::size_t rows) {
+    normalise(compute_, workspace_->residual, rows, {}, weight, config_.norm_epsilon,
+              workspace_->input);
+  }
+
+  // From here on the step has its output rows only; returns how many they are.
+  std::size_t keep_output_rows() {
+    DecoderWorkspace& w = *workspace_;
+    const std::span<const std::int32_t> kept = output_rows_.rows();
+    for (std::size_t row = 0; row < kept.size(); ++row) {  // ascending, so none is overwritten
+      const auto source = static_cast<std::size_t>(kept[row]);
+      if (source != row) {
+        std::copy_n(w.residual + source * config_.hidden, config_.hidden,
+                    w.residual + row * config_.hidden);
+      }
+    }
+    w.set_rows(kept.size());
+    return kept.size();
   }
 
   // What attention or MLP add their output to: the residual or, where the output is normalised
@@ -217,6 +263,9 @@ class Llama final : public Model {
   RopeTable rope_;
   RopeTable sliding_rope_;  // empty without `DecoderConfig::sliding_rope`
   AttentionSchedule schedule_;
+  AttentionSchedule output_schedule_;  // of the last layer, where fewer rows leave it
+  OutputRows output_rows_;
+  std::vector<std::int32_t> head_rows_;  // by their numbers; as many as one call may ask for
   ExpertRouting routing_;
   std::optional<DecoderWorkspace> workspace_;
 };

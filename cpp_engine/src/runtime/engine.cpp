@@ -82,7 +82,9 @@ class CpuEngine final : public Engine {
          states_.empty() ? std::span<const SequenceRows>{} : sequences) {
       states_.begin(sequence.slot, sequence.first_position);
     }
-    model_->forward({.token_ids = input.token_ids, .sequences = sequences}, kv_, states_);
+    model_->forward(
+        {.token_ids = input.token_ids, .sequences = sequences, .wanted = input.logits_rows}, kv_,
+        states_);
     for (const SequenceRows& sequence :
          states_.empty() ? std::span<const SequenceRows>{} : sequences) {
       states_.end(sequence.slot, sequence.first_position + sequence.rows);

@@ -109,6 +109,27 @@ TEST_CASE("prefill equals token by token, bit for bit, for any number of logits 
   }
 }
 
+TEST_CASE("which rows are wanted changes no bit of them, nor of later steps") {
+  const test::TempFile file(small_model());
+  const auto engine = Engine::load(file.path(), options(2));
+  const std::vector<std::int32_t> tokens = ids(40);
+  const std::vector<float> all = logits_of(*engine, Sequence(tokens, 0));
+  const std::vector<float> next = logits_of(*engine, Sequence({9}, 40));
+  const std::vector<std::vector<std::int32_t>> choices{{39}, {0}, {7, 23, 7}, {30, 5}, {}};
+  for (const std::vector<std::int32_t>& wanted : choices) {
+    const auto fresh = Engine::load(file.path(), options(2));
+    Sequence some(tokens, 0);
+    some.wanted = wanted;
+    std::vector<float> logits(wanted.size() * kVocab);
+    fresh->step(some.input(), {.sampled = {}, .logits = logits});
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      const auto row = static_cast<std::size_t>(wanted[i]);
+      CHECK(std::memcmp(logits.data() + i * kVocab, all.data() + row * kVocab, kVocab * 4) == 0);
+    }
+    CHECK(logits_of(*fresh, Sequence({9}, 40)) == next);
+  }
+}
+
 TEST_CASE("a step allocates nothing") {
   const test::TempFile file(small_model());
   for (const Precision precision : {Precision::kInt8, Precision::kExactF32}) {
@@ -118,6 +139,8 @@ TEST_CASE("a step allocates nothing") {
     const Sequence prefill(ids(70), 0);
     const Sequence decode({5}, 70);
     std::vector<float> logits(70 * kVocab);
+    Sequence chunk(ids(40), 0);
+    chunk.wanted = {39};
     std::vector<SamplingParams> sampling{
         {.temperature = 1.0F, .top_k = 20, .top_p = 0.9F, .min_p = 0.01F}};
     std::vector<SampledToken> sampled(1);
@@ -125,6 +148,7 @@ TEST_CASE("a step allocates nothing") {
     sampling_step.sampling = sampling;
 
     const std::size_t before = allocations;
+    engine->step(chunk.input(), {.sampled = {}, .logits = std::span(logits).first(kVocab)});
     engine->step(prefill.input(), {.sampled = {}, .logits = logits});
     engine->step(sampling_step, {.sampled = sampled, .logits = {}});
     CHECK(allocations == before);

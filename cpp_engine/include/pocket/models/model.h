@@ -33,6 +33,8 @@ struct SequenceRows {
 struct ForwardBatch {
   std::span<const std::int32_t> token_ids;
   std::span<const SequenceRows> sequences;
+  /// Rows that `logits` will be asked for, in any order.
+  std::span<const std::int32_t> wanted;
 };
 
 /// What a model is built for.
@@ -69,10 +71,11 @@ class Model {
   [[nodiscard]] virtual std::size_t workspace_bytes() const noexcept = 0;
 
   /// Runs all layers: writes K and V of every row, moves the states of the sequences' slots past
-  /// their rows, keeps the final hidden rows until the next call. States are at the sequences'
-  /// first positions.
+  /// their rows, keeps the final hidden rows of those wanted until the next call. States are at the
+  /// sequences' first positions.
   virtual void forward(const ForwardBatch& batch, KvPool& kv, StateStore& states) = 0;
-  /// Logits of some rows of the last `forward`, at most `max_logits_rows`: [rows, logits_stride()].
+  /// Logits of some wanted rows of the last `forward`, at most `max_logits_rows`:
+  /// [rows, logits_stride()].
   /// The caller may change them. The pointer stays valid until the next call.
   [[nodiscard]] virtual float* logits(std::span<const std::int32_t> rows) = 0;
   /// Floats between rows of logits: the vocab size rounded up to a panel.

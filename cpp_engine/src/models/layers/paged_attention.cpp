@@ -45,23 +45,34 @@ struct LayerStep {
     }
   }
 
-  // Finishes q, k and v of some KV heads (biases, norms, RoPE) and stores K and V, for all rows of
-  // a tile.
+  [[nodiscard]] static std::size_t position_of(const AttentionSchedule::RowTile& tile,
+                                               std::size_t row) {
+    return tile.sequence->first_position + row - tile.sequence->first_row;
+  }
+
+  // Finishes the queries of some KV heads (biases, norms, RoPE) for all rows of a tile.
+  void finish_queries(const AttentionSchedule::RowTile& tile, std::size_t head_begin,
+                      std::size_t head_end) const {
+    const std::size_t begin = head_begin * config.group();
+    const std::size_t end = head_end * config.group();
+    for (std::size_t row = tile.row_begin; row < tile.row_begin + tile.rows; ++row) {
+      float* q = buffers.query + row * config.query_width() + begin * config.head_dim;
+      prepare(q, begin, end, weights.q_bias, weights.q_norm);
+      rotate(q, end - begin, position_of(tile, row));
+    }
+  }
+
+  // Finishes k and v likewise and stores them.
   void write_kv(const AttentionSchedule::RowTile& tile, std::size_t head_begin,
                 std::size_t head_end) const {
     const std::size_t head_dim = config.head_dim;
     for (std::size_t row = tile.row_begin; row < tile.row_begin + tile.rows; ++row) {
-      const std::size_t position = tile.sequence->first_position + row - tile.sequence->first_row;
+      const std::size_t position = position_of(tile, row);
       const auto block = static_cast<std::size_t>(tile.sequence->blocks[position / kKvBlockTokens]);
-      const std::size_t query_begin = head_begin * config.group();
-      const std::size_t query_end = head_end * config.group();
-      float* q = buffers.query + row * config.query_width() + query_begin * head_dim;
       float* k = buffers.key + row * config.kv_width();
       float* v = buffers.value + row * config.kv_width();
-      prepare(q, query_begin, query_end, weights.q_bias, weights.q_norm);
       prepare(k + head_begin * head_dim, head_begin, head_end, weights.k_bias, weights.k_norm);
       prepare(v + head_begin * head_dim, head_begin, head_end, weights.v_bias, {});
-      rotate(q, query_end - query_begin, position);
       rotate(k + head_begin * head_dim, head_end - head_begin, position);
       for (std::size_t head = head_begin; head < head_end; ++head) {
         compute.kernels->kv_write(kv.shape().dtype, k + head * head_dim, v + head * head_dim,
@@ -75,24 +86,23 @@ struct LayerStep {
     const std::size_t width = config.group() * config.head_dim;
     const std::size_t column = head * width;
     const std::size_t offset = tile.row_begin * config.query_width() + column;
-    compute.kernels->attention(
-        kv.shape().dtype, AttentionTile{
-                              .query = buffers.query + offset,
-                              .out = buffers.out + offset,
-                              .row_stride = config.query_width(),
-                              .rows = tile.rows,
-                              .group = config.group(),
-                              .head_dim = config.head_dim,
-                              .first_position = tile.sequence->first_position + tile.row_begin -
-                                                tile.sequence->first_row,
-                              .window = window,
-                              .scale = config.attention_scale,
-                              .k_base = kv.k_base(layer, head),
-                              .v_base = kv.v_base(layer, head),
-                              .block_stride = kv.block_stride(),
-                              .block_table = tile.sequence->blocks,
-                              .scratch = buffers.scratch + thread * buffers.scratch_floats,
-                          });
+    compute.kernels->attention(kv.shape().dtype,
+                               AttentionTile{
+                                   .query = buffers.query + offset,
+                                   .out = buffers.out + offset,
+                                   .row_stride = config.query_width(),
+                                   .rows = tile.rows,
+                                   .group = config.group(),
+                                   .head_dim = config.head_dim,
+                                   .first_position = position_of(tile, tile.row_begin),
+                                   .window = window,
+                                   .scale = config.attention_scale,
+                                   .k_base = kv.k_base(layer, head),
+                                   .v_base = kv.v_base(layer, head),
+                                   .block_stride = kv.block_stride(),
+                                   .block_table = tile.sequence->blocks,
+                                   .scratch = buffers.scratch + thread * buffers.scratch_floats,
+                               });
     for (std::size_t row = tile.row_begin;
          config.attention_gate && row < tile.row_begin + tile.rows; ++row) {
       const std::size_t at = row * config.query_width() + column;
@@ -194,6 +204,7 @@ void PagedAttention::run(const Compute& compute, const DecoderConfig& config, co
   const LayerStep step{*this, compute, config, rope, buffers, kv, layer, window};
   const auto shared = schedule.shared();
   compute.pool->parallel_for(shared.size(), [&](std::size_t task, std::size_t) {
+    step.finish_queries(shared[task], 0, config.kv_heads);
     step.write_kv(shared[task], 0, config.kv_heads);
   });
   const auto tiles = schedule.tiles();
@@ -202,8 +213,44 @@ void PagedAttention::run(const Compute& compute, const DecoderConfig& config, co
                                const auto& tile = tiles[task / config.kv_heads];
                                const std::size_t head = task % config.kv_heads;
                                if (tile.alone) {
+                                 step.finish_queries(tile, head, head + 1);
                                  step.write_kv(tile, head, head + 1);
                                }
+                               step.attend(tile, head, thread);
+                             });
+  step.quantise_output(rows);
+  project_add(compute, buffers.output, rows, output, residual, matmul_scratch);
+}
+
+void PagedAttention::store(const Compute& compute, const DecoderConfig& config,
+                           const RopeTable& rope, const AttentionSchedule& schedule,
+                           std::size_t layer, const Activations& x, std::size_t rows, KvPool& kv,
+                           const AttentionBuffers& buffers) const {
+  project(compute, x, rows,
+          std::array{Projection{&k, buffers.key, config.kv_width()},
+                     Projection{&v, buffers.value, config.kv_width()}});
+  const LayerStep step{*this, compute, config, rope, buffers, kv, layer, 0};
+  const auto tiles = schedule.tiles();
+  compute.pool->parallel_for(tiles.size(), [&](std::size_t task, std::size_t) {
+    step.write_kv(tiles[task], 0, config.kv_heads);
+  });
+}
+
+void PagedAttention::attend(const Compute& compute, const DecoderConfig& config,
+                            const RopeTable& rope, const AttentionSchedule& schedule,
+                            std::size_t layer, std::size_t window, const Activations& x,
+                            std::size_t rows, KvPool& kv, const AttentionBuffers& buffers,
+                            float* residual, float* matmul_scratch) const {
+  const std::array projections{Projection{&q, buffers.query, config.query_width()},
+                               Projection{&gate, buffers.gate, config.query_width()}};
+  project(compute, x, rows, std::span(projections).first(config.attention_gate ? 2 : 1));
+  const LayerStep step{*this, compute, config, rope, buffers, kv, layer, window};
+  const auto tiles = schedule.tiles();
+  compute.pool->parallel_for(tiles.size() * config.kv_heads,
+                             [&](std::size_t task, std::size_t thread) {
+                               const auto& tile = tiles[task / config.kv_heads];
+                               const std::size_t head = task % config.kv_heads;
+                               step.finish_queries(tile, head, head + 1);
                                step.attend(tile, head, thread);
                              });
   step.quantise_output(rows);

@@ -81,12 +81,27 @@ struct PagedAttention {
   }
   [[nodiscard]] InputForm inner(Precision precision) const { return input_form(output, precision); }
 
-  /// `layer` counts layers of the pool; a row sees the last `window` positions, 0: all.
-  /// `matmul_scratch` is [threads][matmul_scratch_floats()].
+  // `layer` counts layers of the pool; a row sees the last `window` positions, 0: all. x holds the
+  // `rows` rows that `schedule` was planned for. `matmul_scratch` is
+  // [threads][matmul_scratch_floats()].
+
+  /// K, V, attention and projection of all rows of a step.
   void run(const Compute& compute, const DecoderConfig& config, const RopeTable& rope,
            const AttentionSchedule& schedule, std::size_t layer, std::size_t window,
            const Activations& x, std::size_t rows, KvPool& kv, const AttentionBuffers& buffers,
            float* residual, float* matmul_scratch) const;
+
+  // The same in two halves, for a layer of which fewer rows are wanted than were computed.
+
+  /// Writes K and V of all rows of a step.
+  void store(const Compute& compute, const DecoderConfig& config, const RopeTable& rope,
+             const AttentionSchedule& schedule, std::size_t layer, const Activations& x,
+             std::size_t rows, KvPool& kv, const AttentionBuffers& buffers) const;
+  /// Attention and projection of rows whose K and V are stored, as are those before them.
+  void attend(const Compute& compute, const DecoderConfig& config, const RopeTable& rope,
+              const AttentionSchedule& schedule, std::size_t layer, std::size_t window,
+              const Activations& x, std::size_t rows, KvPool& kv, const AttentionBuffers& buffers,
+              float* residual, float* matmul_scratch) const;
 };
 
 }  // namespace pocket
