@@ -223,6 +223,32 @@ def test_unsupported_fields_are_refused_by_name(
     assert reply.error["message"].startswith(f"{name}: ")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
+        (
+            "response_format",
+            {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "strict": True, "schema": {"type": "nonsense"}},
+            },
+        ),
+        ("guided_json", {"$ref": "#/missing"}),
+        ("guided_regex", "("),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_v5_v6_constraints_are_refused_and_never_dropped(
+    gateway: RunningGateway, upstream: FakeUpstream, name: str, value: object, stream: bool
+) -> None:
+    """V5, V6: whether they are valid or not; free text with 200 is what a client must not get."""
+    reply = call(gateway, "POST", CHAT_PATH, {**CHAT, "stream": stream, name: value})
+    assert (reply.status, reply.error["param"]) == (400, name)
+    assert not upstream.received
+
+
 def test_unknown_models_and_endpoints(gateway: RunningGateway) -> None:
     for path, base in ((CHAT_PATH, CHAT), (TEXT_PATH, TEXT), ("/tokenize", {"prompt": "x"})):
         reply = call(gateway, "POST", path, {**base, "model": "gpt-99"})

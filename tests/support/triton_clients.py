@@ -16,6 +16,8 @@ import numpy as np
 import tritonclient.grpc as grpc
 
 DTYPES = {"int": ("INT32", np.int32), "float": ("FP32", np.float32), "bool": ("BOOL", np.bool_)}
+ANSWER_SECONDS = 300
+"""A response that is lost never comes; on a machine that others use one may take a minute."""
 UINT64_FIELDS = frozenset({"seed", "random_seed"})
 
 
@@ -56,7 +58,9 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def post(url: str, body: Mapping[str, object] | bytes, timeout: float = 60) -> tuple[int, bytes]:
+def post(
+    url: str, body: Mapping[str, object] | bytes, timeout: float = ANSWER_SECONDS
+) -> tuple[int, bytes]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
@@ -170,7 +174,7 @@ class GrpcStream:
     def __iter__(self) -> Iterator[Any]:
         """Results until the final one; an error is raised."""
         while True:
-            result, error = self._answers.get(timeout=60)
+            result, error = self._answers.get(timeout=ANSWER_SECONDS)
             if error is not None:
                 raise error
             if result.as_numpy("finish_reason") is not None:

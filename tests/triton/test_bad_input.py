@@ -100,6 +100,23 @@ def test_request_parameters(
     assert message in reply.error
 
 
+@pytest.mark.parametrize("name", ["guided_json", "guided_decoding", "response_format"])
+@pytest.mark.parametrize("value", ["(", '{"type": "nonsense"}', '{"$ref": "#/missing"}', "{}"])
+def test_v5_v6_no_constraint_is_dropped_or_reaches_the_engine(
+    server: TritonServer, name: str, value: str
+) -> None:
+    """V5, V6: there is no structured output, so a valid one is refused like an invalid one."""
+    for body in (
+        {**TEXT, name: value},
+        {**TEXT, "sampling_parameters": json.dumps({name: value})},
+        {**TEXT, "sampling_parameters": json.dumps({name: {"json_schema": {"strict": True}}})},
+    ):
+        for send in (generate, generate_stream):
+            reply = send(server.http_url, body)
+            assert f"unsupported: {name}" in str(reply.error)
+            assert reply.responses == 0
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [

@@ -206,7 +206,7 @@ def test_server_that_dies_is_reported() -> None:
     assert left_of(server_id) == []
 
 
-def test_start_cleans_what_a_killed_guardian_left(fake_server: TritonServer) -> None:
+def test_t4_start_cleans_what_a_killed_guardian_left(fake_server: TritonServer) -> None:
     """T4: shared memory and stubs of a dead server go; a living one's stay."""
     command = Command("serve", "fake", *FREE)
     server_id = command.wait_for_server()

@@ -29,7 +29,7 @@ def log_lines():
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_watchdog_reports_a_stall_once() -> None:
+def test_t2_watchdog_reports_a_stall_once() -> None:
     watchdog = Watchdog(stall_seconds=10.0, last_progress=100.0)
     assert not watchdog.observe(105.0, work_waiting=True)
     assert not watchdog.observe(200.0, work_waiting=False)
@@ -53,7 +53,7 @@ def test_health_of_a_healthy_engine() -> None:
     assert (stopped.status, stopped.alive, stopped.ready) == ("stopped", False, False)
 
 
-def test_a_hanging_step_turns_health_to_stalled_and_back(log_lines) -> None:
+def test_t2_a_hanging_step_turns_health_to_stalled_and_back(log_lines) -> None:
     clock = ManualClock()
     gate = Gate()
     engine, executor = make_engine(clock=clock, stall_seconds=0.2)
