@@ -1,8 +1,9 @@
 """``python -m perf.bench_torch``: our PyTorch backend beside Transformers, in one process.
 
 Workload A at 8 requests (64 tokens in, 128 out), same weights, same type, rounds interleaved:
-ours, ``generate`` one by one, and Transformers' continuous batching (``generate_batch``). The bars:
-at least 3 times ``generate``, and no slower than ``generate_batch``.
+ours, ours with linear layers as torch has them (``pack_linear`` off), ``generate`` one by one, and
+Transformers' continuous batching (``generate_batch``). The bars: at least 3 times ``generate``, and
+no slower than ``generate_batch``.
 
 Exit status 3: the machine was busy; 4: below a bar, with ``--fail-below-bar``.
 """
@@ -34,22 +35,35 @@ from perf.workloads import decode_workload
 
 BENCH = "bench_torch"
 OURS = "pocketllm"
+UNPACKED = "pocketllm, pack_linear off"
 STREAMS = 8
 BARS = {OneByOne.name: 3.0, ContinuousBatching.name: 1.0}
 """Our tokens/s over theirs, at least."""
 METRIC = "decode_tokens_per_second"
 
 
-def measure(bench: Bench, options: EngineOptions, dtype: str, rounds: int) -> list[Record]:
-    """One record per engine (and latencies of ours)."""
-    ours, one_by_one = PocketLLMEngine(OURS), OneByOne()
-    torch_options = {"backend": "torch", "backend_options": {"dtype": dtype}}
+def contestants(dtype: str, *, peers: bool) -> list[tuple[Engine, dict[str, object]]]:
+    """Engines with what each needs to start, in the order of a round."""
+
+    def ours(name: str, **options: object) -> tuple[Engine, dict[str, object]]:
+        options = {"dtype": dtype, **options}
+        return PocketLLMEngine(name), {"backend": "torch", "backend_options": options}
+
+    found = [ours(OURS), ours(UNPACKED, pack_linear=False)]
+    if peers:
+        one_by_one = OneByOne()
+        found += [(one_by_one, {"dtype": dtype}), (ContinuousBatching(one_by_one), {})]
+    return found
+
+
+def measure(
+    bench: Bench,
+    options: EngineOptions,
+    rounds: int,
+    engines: Sequence[tuple[Engine, dict[str, object]]],
+) -> list[Record]:
+    """Records of every engine, in rounds of one run each."""
     workload = decode_workload(STREAMS)
-    engines: list[tuple[Engine, dict[str, object]]] = [
-        (ours, torch_options),
-        (one_by_one, {"dtype": dtype}),
-        (ContinuousBatching(one_by_one), {}),
-    ]
     samples: dict[str, list[Sampled]] = {engine.name: [] for engine, _ in engines}
     try:
         for engine, extra in engines:
@@ -79,6 +93,17 @@ def ratios(records: Sequence[Record]) -> list[tuple[str, float, float]]:
     return found
 
 
+def packing_gain(records: Sequence[Record]) -> float:
+    """Tokens/s with ``pack_linear`` over those without."""
+    packed, unpacked = (
+        find(records, engine=name, workload=f"A{STREAMS}", metric=METRIC)
+        for name in (OURS, UNPACKED)
+    )
+    if packed is None or unpacked is None:
+        raise EngineFailure("both of ours must have run")
+    return packed.value / unpacked.value
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m perf.bench_torch", description=__doc__)
@@ -86,6 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=2, help="for every engine (default 2)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--no-peers", action="store_true", help="only ours, with and without pack_linear"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the records there")
     parser.add_argument("--allow-busy", action="store_true", help="not for publication")
@@ -99,7 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")  # Transformers' own deprecations
     try:
         bench = make_bench(arguments, model)
-        records = measure(bench, options, arguments.dtype, arguments.rounds)
+        engines = contestants(arguments.dtype, peers=not arguments.no_peers)
+        records = measure(bench, options, arguments.rounds, engines)
         if not arguments.allow_busy:
             bench.require_undisturbed()
     except MachineBusyError as error:
@@ -113,9 +142,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text_table(("engine", "tokens/s"), [(r.engine, figure(r.value)) for r in speeds]))
     print()
     rows = [
-        (f"ours over {peer}", f"{ratio:.2f}", f"at least {bar:g}",
+        ("packed over unpacked", f"{packing_gain(records):.2f}", "", ""),
+        *((f"ours over {peer}", f"{ratio:.2f}", f"at least {bar:g}",
          "pass" if ratio >= bar else "FAIL")
-        for peer, ratio, bar in judged
+        for peer, ratio, bar in judged),
     ]  # fmt: skip
     print(text_table(("bar", "measured", "wanted", ""), rows))
     facts = run_info(arguments, "perf.bench_torch", model, bench, given)
