@@ -8,7 +8,7 @@ from pocket_backend.triton.probes import ENSEMBLE
 _TEMPLATE = """\
 --- curl, streaming (server-sent events)
 curl -N {http}/v2/models/{model}/generate_stream -d '{{
-  "messages": "[{{\\"role\\":\\"user\\",\\"content\\":\\"Why is the sky blue?\\"}}]",
+  {prompt_json},
   "stream": true, "max_tokens": 64}}'
 
 --- curl, one answer
@@ -18,7 +18,7 @@ curl {http}/v2/models/{model}/generate -d '{{
 --- Python, standard library only
 python3 - <<'END'
 import json, urllib.request
-body = {{"messages": json.dumps([{{"role": "user", "content": "Why is the sky blue?"}}]),
+body = {{{prompt_python},
         "stream": True, "max_tokens": 64}}
 url = "{http}/v2/models/{model}/generate_stream"
 with urllib.request.urlopen(url, json.dumps(body).encode()) as answer:
@@ -49,6 +49,20 @@ END
 """
 
 
-def examples(server: TritonServer) -> str:
-    """The examples with this server's addresses filled in."""
-    return _TEMPLATE.format(http=server.http_url, grpc=server.grpc_address, model=ENSEMBLE)
+_CHAT = {
+    "prompt_json": r'"messages": "[{\"role\":\"user\",\"content\":\"Why is the sky blue?\"}]"',
+    "prompt_python": (
+        '"messages": json.dumps([{"role": "user", "content": "Why is the sky blue?"}])'
+    ),
+}
+_TEXT = dict.fromkeys(_CHAT, '"text_input": "The sky is blue because"')
+
+
+def examples(server: TritonServer, *, chat: bool = True) -> str:
+    """The examples with this server's addresses; without ``chat`` none needs a chat template."""
+    return _TEMPLATE.format(
+        http=server.http_url,
+        grpc=server.grpc_address,
+        model=ENSEMBLE,
+        **(_CHAT if chat else _TEXT),
+    )

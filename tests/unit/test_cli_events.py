@@ -10,9 +10,10 @@ import pytest
 
 from pocket_backend.api.errors import EngineError
 from pocket_backend.cli import demo, main, serving
-from pocket_backend.cli.session import Answer
+from pocket_backend.cli.session import Answer, Prompt
 from pocket_backend.triton import supervisor
 from pocket_backend.triton.launcher import ServerOptions
+from pocket_client import InvalidRequestError
 
 ADDRESSES = {
     "http_url": "http://127.0.0.1:1",
@@ -41,7 +42,7 @@ class FakeServer(SimpleNamespace):
 def _no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "TritonServer", FakeServer)
     monkeypatch.setattr(serving, "examples", lambda _server: "EXAMPLES")
-    monkeypatch.setattr(demo, "examples", lambda _server: "EXAMPLES")
+    monkeypatch.setattr(demo, "examples", lambda _server, chat: f"EXAMPLES {chat}")
 
 
 def troubles(monkeypatch: pytest.MonkeyPatch, *steps: str | BaseException) -> None:
@@ -131,6 +132,59 @@ def test_the_demo_has_an_answer(
     assert found["answer"] == {"event": "answer", "prompt": "What?", **answer.as_dict()}
     rest = [] if once else ["ready", "stopping"]
     assert list(found) == ["starting", "started", "answer", *rest, "exit"]
+
+
+REFUSALS = [
+    [],
+    [InvalidRequestError("messages[0].role: no system turns", field="messages[0].role")],
+    [InvalidRequestError("messages: no chat template", field="messages")] * 2,
+]
+
+
+@pytest.mark.usefixtures("_no_triton")
+@pytest.mark.parametrize("refusals", REFUSALS, ids=["all", "no system turn", "base model"])
+def test_the_demo_asks_what_the_model_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refusals: list[InvalidRequestError],
+) -> None:
+    """A model that cannot chat is served like any other."""
+    asked: list[Prompt] = []
+
+    def ask(prompt: Prompt, _parameters: object, on_piece: Any) -> Answer:
+        asked.append(prompt)
+        if len(asked) <= len(refusals):
+            raise refusals[len(asked) - 1]
+        on_piece("It", 1)
+        on_piece(" is.", 1)
+        return Answer("It is.", "stop", 5, 0, 2, 0.1, 0.2)
+
+    session = SimpleNamespace(ask=ask, close=lambda: None)
+    monkeypatch.setattr(demo, "connect", lambda _address: session)
+    troubles(monkeypatch, KeyboardInterrupt())
+    assert main.main(["demo", "--model", "fake", "--prompt", "What?"]) == 0
+    out = capsys.readouterr().out
+    turns = [[turn["role"] for turn in prompt.messages or []] for prompt in asked]
+    assert turns == [["system", "user"], ["user"], []][: len(refusals) + 1]
+    assert out.count("It is.") == 1
+    chat = len(refusals) < 2
+    assert (asked[-1].text == "What?") is not chat
+    assert ("assistant  It is." in out) is chat
+    assert f"EXAMPLES {chat}" in out
+
+
+@pytest.mark.usefixtures("_no_triton")
+def test_the_demo_does_not_hide_other_refusals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*_: object) -> Answer:
+        raise InvalidRequestError("max_tokens: too many", field="max_tokens")
+
+    monkeypatch.setattr(
+        demo, "connect", lambda _address: SimpleNamespace(ask=ask, close=lambda: None)
+    )
+    assert main.main(["demo", "--model", "fake"]) == 2
+    assert "max_tokens: too many" in capsys.readouterr().err
 
 
 def test_usage_errors_before_the_start_end_with_their_status(
