@@ -141,8 +141,18 @@ def _bars(
     axes.set_xticks(range(len(groups)), list(groups.values()))
     axes.tick_params(axis="x", length=0)
     if logarithmic and axes.patches:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        logarithmic_values(axes)
     axes.margins(y=0.1)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
+
+
+def logarithmic_values(axes: Axes) -> None:
+    """A logarithmic axis of values whose ticks say what a person would: 0.5, 1, 2."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    # 1, 2 and 5 of a decade carry numbers; all nine would run into each other.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf.bars import OURS
+from perf.plot import logarithmic_values
 from perf.records import Record, find
 from perf.serving.figures import workload
 
@@ -41,7 +42,6 @@ def plot_serving(
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import LogLocator, NullFormatter
 
     engines = list(dict.fromkeys(record.engine for record in records))
     style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
@@ -68,11 +68,7 @@ def plot_serving(
         for axes, (_, title) in zip(panels, _LATENCIES, strict=False):
             axes.set_title(title, loc="left")
             axes.set_xlabel("generated tokens/s")
-            axes.set_yscale("log")
-            # 1, 2 and 5 of a decade carry numbers; all nine would run into each other.
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
+            logarithmic_values(axes)
         top = max(rates)
         panels[2].plot([0, top], [0, top], ":", color="#aaaaaa", label="all requests")
         panels[2].set_title("Goodput, requests/s", loc="left")

@@ -61,3 +61,23 @@ def test_plot_is_drawn_from_whatever_was_measured(tmp_path: Path, families: str)
     path = tmp_path / "new" / "plot.png"
     plot_comparison(path, records, "caption")
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    from perf.plot import logarithmic_values
+
+    figure = Figure()
+    axes = figure.subplots()
+    axes.bar([0, 1], [1.3, 22])
+    logarithmic_values(axes)
+    figure.draw_without_rendering()
+    low, high = axes.get_ylim()
+    shown = [
+        text.get_text()
+        for text in axes.get_yticklabels(which="both")
+        if text.get_text() and low <= text.get_position()[1] <= high
+    ]
+    assert {"2", "5", "10", "20"} <= set(shown) <= {"0.5", "1", "2", "5", "10", "20", "50"}
