@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from perf.load.ledger import Fault, Ledger
 from perf.load.mix import Mix, MixedLoad
 from pocket_backend.triton.liveness import SERVER
-from tests.support.served import Served
+from tests.support.served import Served, slowness
 
 STUBS = ("tokenizer", "generator", "detokenizer")
 _SIGNALS = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 HEAL_SECONDS = 90.0
-"""Limit of waiting; the bars are judged by the report."""
+"""Least limit of waiting; the bars are judged by the report."""
+_HEAL_STRETCH = 10.0
+"""The limit in seconds for each unit of ``slowness``: a bar that the report stretches may be met."""
 RECONNECT_SECONDS = 6.0
 """A gRPC channel whose server was gone tries again after at most 5 s (the client's setting)."""
 _PRESSURE_SECONDS = 3.0
@@ -120,9 +122,10 @@ class Assailant:
         struck = self._now()
         assert blow.signal is not None
         os.kill(pid, blow.signal)
-        served.wait_for_line("server unhealthy", HEAL_SECONDS, unhealthy + 1)
+        limit = max(HEAL_SECONDS, _HEAL_STRETCH * slowness())
+        served.wait_for_line("server unhealthy", limit, unhealthy + 1)
         healing.noticed = self._now() - struck
-        served.wait_for_line("service restored", HEAL_SECONDS, restored + 1)
+        served.wait_for_line("service restored", limit, restored + 1)
         healing.restored = served.seconds_restored()
 
     def _press(self, mix: Mix, users: int) -> None:
