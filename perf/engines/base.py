@@ -45,11 +45,13 @@ class BatchResult:
     """Requests in the order of their prompts; ``wall_seconds`` until the last one finished.
 
     ``cpu_seconds``: CPU time meanwhile, by process, of an engine that is made of several.
+    ``step_seconds``: by part of a step, one value for each step, of an engine that was asked.
     """
 
     requests: tuple[RequestTimes, ...]
     wall_seconds: float
     cpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    step_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def generated_tokens(self) -> int:

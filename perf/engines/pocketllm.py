@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perf.engines.base import (
@@ -19,6 +20,7 @@ from perf.engines.base import (
     RequestTimes,
     check_result,
 )
+from perf.engines.step_times import StepTimes
 
 if TYPE_CHECKING:
     from pocket_backend import UnifiedEngine
@@ -31,13 +33,15 @@ class PocketLLMEngine:
     """See ``Engine``.
 
     ``extra`` are further fields of ``EngineArgs``; ``{"with_text": true}`` loads the tokenizer and
-    runs the text stage as the Triton generator does.
+    runs the text stage as the Triton generator does; ``{"step_times": "gap"}`` or ``"parts"`` times
+    the steps (``StepTimes``).
     """
 
     def __init__(self, name: str = "pocketllm") -> None:
         self.name = name
         self._engine: UnifiedEngine | None = None
         self._batches = 0
+        self._times: StepTimes | None = None
 
     def start(self, options: EngineOptions) -> Mapping[str, object]:
         began = time.perf_counter()
@@ -48,6 +52,7 @@ class PocketLLMEngine:
 
         extra = dict(options.extra)
         with_text = extra.pop("with_text", False)
+        timed = extra.pop("step_times", None)
         args = EngineArgs(
             model=options.model,
             threads=options.threads,
@@ -68,6 +73,8 @@ class PocketLLMEngine:
                 max_model_len=args.max_model_len,
                 enable_prefix_caching=args.enable_prefix_caching,
             )
+        if timed is not None:
+            self._times = StepTimes(self._engine, parts=timed == "parts")
         memory = self._engine.memory_info
         return {
             "version": pocket_backend.__version__,
@@ -106,6 +113,8 @@ class PocketLLMEngine:
         # adapters, and not in whatever pieces the interpreter's thread switches would cut it into.
         engine.post(submit_all)
         result = collector.wait()
+        if self._times is not None:
+            result = replace(result, step_seconds=self._times.take(len(prompts)))
         return check_result(self.name, result, len(prompts), max_new_tokens)
 
     def close(self) -> None:

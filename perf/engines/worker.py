@@ -7,7 +7,7 @@ Engines print to standard output as they please, so that descriptor is pointed a
     {"op": "start", "options": {...}}                       -> {"ok": true, "info": {...}}
     {"op": "run", "prompts": [[...]], "max_new_tokens": n}  -> {"ok": true, "wall_seconds": s,
         "requests": [{"token_ids": [...], "finished_seconds": s, "first_token_seconds": s}],
-        "cpu_seconds": {"process": s}}
+        "cpu_seconds": {"process": s}, "step_seconds": {"part": [s]}}
     {"op": "memory"}                                        -> {"ok": true, "resident_bytes": n}
     {"op": "close"}                                         -> {"ok": true}, then the process ends
 
@@ -45,6 +45,7 @@ def encode_result(result: BatchResult) -> Message:
         "wall_seconds": result.wall_seconds,
         "requests": [asdict(request) for request in result.requests],
         "cpu_seconds": dict(result.cpu_seconds),
+        "step_seconds": dict(result.step_seconds),
     }
 
 
@@ -60,8 +61,9 @@ def decode_result(message: Message) -> BatchResult:
         )
         for entry in message["requests"]  # type: ignore[attr-defined]
     )
+    steps = {part: tuple(values) for part, values in message["step_seconds"].items()}  # type: ignore[attr-defined]
     wall, cpu = message["wall_seconds"], message["cpu_seconds"]
-    return BatchResult(requests, float(wall), cpu)  # type: ignore[arg-type]
+    return BatchResult(requests, float(wall), cpu, steps)  # type: ignore[arg-type]
 
 
 def resident_bytes() -> int:
