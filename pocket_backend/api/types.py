@@ -79,9 +79,11 @@ class TokenLogprob:
     top: Mapping[int, float] = field(default_factory=lambda: _EMPTY_TOP)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenEvent:
-    """One increment of a stream: some tokens and the text that they complete.
+    """One increment of a stream: some tokens and the text that they complete. Not to be changed.
+
+    Not frozen, since one is made per token and a frozen one costs eight times as much to make.
 
     ``text`` is a delta: the texts of a stream joined give the final text. Tokens whose text is held
     back (an incomplete character, a possible stop string) arrive with the event that releases it.

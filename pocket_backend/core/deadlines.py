@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 
 from pocket_backend.api.errors import short_repr
 from pocket_backend.core.request import RequestGroup
@@ -17,9 +18,11 @@ class DeadlineQueue:
     later, whenever the heap has doubled.
     """
 
-    __slots__ = ("_cleanup_at", "_count", "_heap")
+    __slots__ = ("_cleanup_at", "_count", "_heap", "earliest")
 
     def __init__(self) -> None:
+        self.earliest = math.inf
+        """No deadline passes before this time: nothing has to be asked until then."""
         self._heap: list[tuple[float, int, str, RequestGroup]] = []
         self._count = 0
         self._cleanup_at = _SLACK
@@ -36,6 +39,7 @@ class DeadlineQueue:
             self._heap = [entry for entry in self._heap if not entry[3].finished]
             heapq.heapify(self._heap)
             self._cleanup_at = 2 * len(self._heap) + _SLACK
+        self._note_earliest()
 
     def pop_expired(self, now: float) -> tuple[RequestGroup, str] | None:
         """A request whose time is up, with a sentence that says which; None if there is none."""
@@ -50,4 +54,8 @@ class DeadlineQueue:
                 else f"not finished within {limit - arrival:g} s of arrival"
             )
             return group, f"request {short_repr(group.request_id)}: {what}"
+        self._note_earliest()
         return None
+
+    def _note_earliest(self) -> None:
+        self.earliest = self._heap[0][0] if self._heap else math.inf

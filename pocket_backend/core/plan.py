@@ -44,10 +44,13 @@ class SequenceUpdate:
         return self.request.choice_index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepPlan:
-    """One step. The engine loop, in this order: reports ``finished``, calls ``reset_slot`` for each
-    of ``reset_slots``, and, unless ``requests`` is empty, runs them and calls ``update``."""
+    """One step. Not changed once made.
+
+    The engine loop, in this order: reports ``finished``, calls ``reset_slot`` for each of
+    ``reset_slots``, and, unless ``requests`` is empty, runs them and calls ``update``.
+    """
 
     requests: tuple[ExecuteRequest, ...]
     sequences: tuple[ScheduledRequest, ...]

@@ -35,6 +35,7 @@ from pocket_backend.core.deadlines import DeadlineQueue
 from pocket_backend.core.parts import make_parts
 from pocket_backend.core.plan import SchedulerStats, SequenceUpdate, StepPlan
 from pocket_backend.core.request import RequestStatus, ScheduledRequest
+from pocket_backend.core.sharing import Shares
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
 
 _RUNNING = RequestStatus.RUNNING
@@ -152,31 +153,46 @@ class ContinuousBatchScheduler:
             raise EngineError("schedule: the last plan needs update() or fail_step() first")
         now = self._advance(now)
         life = self._life
-        expired = self._expire(now)
-        life.wake_held()
+        expired = self._expire(now) if now >= self._deadlines.earliest else ()
+        if life.held:
+            life.wake_held()
         preemptions, admissions = life.preemptions, life.admissions
         shares = self._sharing.share(now, self._steps)
         self._stalled = 0 if shares or not life.groups else self._stalled + 1
         if not shares and not expired and not life.slots_to_reset:
             return None
-        size, ask = self.memory.block_size, self._ask
-        requests = tuple([ask(sequence, count, size) for sequence, count in shares])
-        total = sum([count for _, count in shares])
+        requests, sequences, total, prefill = self._ask_for(shares)
         plan = StepPlan(
-            requests=requests,
-            sequences=tuple([sequence for sequence, _ in shares]),
-            reset_slots=tuple(life.slots_to_reset),
-            finished=expired,
-            num_tokens=total,
-            num_prefill_tokens=total - sum([not r.is_prefill for r in requests]),
-            num_admitted=life.admissions - admissions,
-            num_preempted=life.preemptions - preemptions,
+            requests,
+            sequences,
+            tuple(life.slots_to_reset),
+            expired,
+            total,
+            prefill,
+            life.admissions - admissions,
+            life.preemptions - preemptions,
         )
         life.slots_to_reset.clear()
         if requests:
             self._in_flight = plan
             self._steps += 1
         return plan
+
+    def _ask_for(
+        self, shares: Shares
+    ) -> tuple[tuple[ExecuteRequest, ...], tuple[ScheduledRequest, ...], int, int]:
+        """The executor's requests, whose they are, and their tokens: all, and of prefills."""
+        size, ask = self.memory.block_size, self._ask
+        requests, sequences = [], []
+        total = prefill = 0
+        for sequence, count in shares:
+            request = ask(sequence, count, size)
+            requests.append(request)
+            sequences.append(sequence)
+            total += count
+            if request.is_prefill:
+                prefill += count
+        return tuple(requests), tuple(sequences), total, prefill
 
     def update(
         self, plan: StepPlan, outputs: Sequence[ExecuteOutput], now: float

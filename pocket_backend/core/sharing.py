@@ -49,7 +49,9 @@ class BudgetSharing:
         While a failed step's culprit is looked for, one suspect alone.
         """
         self._step = step
-        return self._share_one_suspect() or self._share_budget(now)
+        if self._life.suspects and (alone := self._share_one_suspect()):
+            return alone
+        return self._share_budget(now)
 
     def _share_budget(self, now: float) -> Shares:
         block_size, life = self._block_size, self._life
@@ -69,6 +71,8 @@ class BudgetSharing:
             decodes = [share for share in decodes if share[0].status is _RUNNING]
             prefills = [sequence for sequence in prefills if sequence.status is _RUNNING]
         left = self._budget - len(decodes)
+        if not (prefills or (admitting and left > 0 and self._can_admit())):
+            return decodes  # most steps
         if len(prefills) > 1:
             # The highest ranked makes steady progress; of the others the shortest goes first, so
             # a newcomer is not behind several long prompts.

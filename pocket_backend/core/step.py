@@ -81,9 +81,10 @@ class TokenLogprobs:
     top: Mapping[int, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ExecuteOutput:
-    """What came back for one ``ExecuteRequest``, in the same order."""
+    """What came back for one ``ExecuteRequest``, in the same order. Not changed once made (and not
+    frozen, for the reason above)."""
 
     request_id: str
     token_id: int | None

@@ -47,13 +47,15 @@ class OutputStage:
         self._inter_token = counters.histograms[names.INTER_TOKEN_SECONDS.name]
         self._with_bad_words = 0
         """Open requests whose output is filtered."""
+        self._with_prompt_logprobs = 0
+        """Open requests that ask for them."""
         self._finished: list[RequestEntry] = []
         """Since the last ``take_news``."""
 
     def open(self, entry: RequestEntry) -> None:
         """Events of the request will be delivered from now on."""
         self.entries[entry.request.request_id] = entry
-        self._with_bad_words += entry.outputs[0].bad_words is not None
+        self._count_options(entry, 1)
 
     def take_news(self) -> tuple[int, tuple[RequestEntry, ...]]:
         """Events delivered and requests finished since the last call."""
@@ -79,6 +81,8 @@ class OutputStage:
                 request.banned_ids = words.banned()
 
     def take_prompt_logprobs(self, plan: StepPlan, outputs: Sequence[ExecuteOutput]) -> None:
+        if not self._with_prompt_logprobs:
+            return
         for asked, sequence, output in zip(plan.requests, plan.sequences, outputs, strict=True):
             if output.prompt_logprobs:
                 entry = self.entries.get(sequence.request_id)
@@ -88,20 +92,23 @@ class OutputStage:
 
     def apply(self, update: SequenceUpdate, now: float) -> None:
         """Output stage of one sequence. A failure here fails its request only."""
-        entry = self.entries.get(update.request_id)
+        sequence = update.request
+        entry = self.entries.get(sequence.request_id)
         if entry is None:
             return
-        output = entry.outputs[update.choice_index]
+        output = entry.outputs[sequence.choice_index]
         if output.finished:
             return
         event: TokenEvent | None = None
+        stopped: str | None = None
         earlier, previous = output.num_tokens, output.times.last_token
         try:
             for token in update.token_ids:
                 piece = output.push(token, now, update.logprobs)
                 if piece is not None:
                     event = piece if event is None else merge_events(event, piece)
-                if output.stop_string is not None:
+                stopped = output.stop_string
+                if stopped is not None:
                     break
         except Exception as error:  # noqa: BLE001  (a bug in text handling is one request's)
             self._log_output_failure(entry, error)
@@ -109,10 +116,10 @@ class OutputStage:
             self.end(entry, "error", EngineError(f"{_NO_TEXT}: {error}"))
             return
         self._count_tokens(entry, output, earlier, previous, now)
-        if output.stop_string is not None:
+        if stopped is not None:
             if update.finish_reason is None:
-                self._scheduler.finish(update.request_id, "stop", update.choice_index)
-            self._finish(entry, output, "stop", now, stop_reason=output.stop_string, pending=event)
+                self._scheduler.finish(sequence.request_id, "stop", sequence.choice_index)
+            self._finish(entry, output, "stop", now, stop_reason=stopped, pending=event)
         elif update.finish_reason is not None:
             reason: FinishReason = update.finish_reason  # type: ignore[assignment]
             self._finish(
@@ -159,6 +166,13 @@ class OutputStage:
             counters.prompt_tokens += output.prompt_tokens
             if entry.sequence is not None:
                 counters.cached_tokens += entry.sequence.cached_tokens
+
+    def _count_options(self, entry: RequestEntry, change: int) -> None:
+        """What asks for work in each step, so that a step without it does none."""
+        if entry.outputs[0].bad_words is not None:
+            self._with_bad_words += change
+        if entry.request.sampling_params.prompt_logprobs is not None:
+            self._with_prompt_logprobs += change
 
     def _log_output_failure(self, entry: RequestEntry, error: Exception) -> None:
         log_event(
@@ -213,7 +227,7 @@ class OutputStage:
         """Account for a request whose last event is about to go out, and log its one line."""
         request = entry.request
         if self.entries.pop(request.request_id, None) is not None:
-            self._with_bad_words -= entry.outputs[0].bad_words is not None
+            self._count_options(entry, -1)
         self._finished.append(entry)
         reason = event.finish_reason or "error"
         self._counters.requests[reason] += 1

@@ -68,9 +68,10 @@ def make_entry(
     return RequestEntry(request, sink, outputs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepReport:
-    """What an iteration did, for hooks. All zero but ``events`` and ``finished`` if no step ran."""
+    """What an iteration did, for hooks, which may keep but not change it. All zero but ``events``
+    and ``finished`` if no step ran."""
 
     seconds: float = 0.0
     """Time in ``execute_model``."""

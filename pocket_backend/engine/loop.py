@@ -307,8 +307,9 @@ class EngineLoop:
         except Exception as error:  # noqa: BLE001  (a bug here must not leave clients hanging)
             log_event(_log, logging.CRITICAL, "engine step raised", exc_info=error)
             self._die(f"internal error: {error}")
-        if ran:
-            self._note_progress()
+        # Without the lock: `health` may see this step or not, and either is true of some moment.
+        if ran and self._watchdog.progress(self._clock()):
+            log_event(_log, logging.WARNING, "progress again after a stall")
         self._run_hooks()
         if not ran:
             self._wait()
@@ -341,16 +342,10 @@ class EngineLoop:
             self._wake.wait(timeout)
 
     def _should_end(self) -> bool:
+        if self._stop_at is None:  # set once and for all, so a look without the lock will do
+            return False
         with self._wake:
-            if self._stop_at is None:
-                return False
             return not self._open or self._state == "dead" or self._clock() >= self._stop_at
-
-    def _note_progress(self) -> None:
-        with self._wake:
-            recovered = self._watchdog.progress(self._clock())
-        if recovered:
-            log_event(_log, logging.WARNING, "progress again after a stall")
 
     def _run_hooks(self) -> None:
         report = self._stepper.take_report()

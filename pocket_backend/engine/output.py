@@ -19,12 +19,12 @@ from pocket_backend.api import (
     Usage,
 )
 from pocket_backend.text.bad_words import BadWordFilter, BadWords
+from pocket_backend.text.incremental import TextChunk
 from pocket_backend.text.output import OutputText
 
 if TYPE_CHECKING:
     from pocket_backend.api import FinishReason
     from pocket_backend.core.step import TokenLogprobs
-    from pocket_backend.text.incremental import TextChunk
     from pocket_backend.text.token_bytes import TokenBytes
 
 
@@ -130,17 +130,12 @@ class RequestOutput:
         times.last_token = now
         if self.bad_words is not None:
             self.bad_words.push(token_id)
-        if self.params.logprobs is not None and logprobs is not None:
+        if logprobs is not None and self.params.logprobs is not None:
             self._logprobs.append(_token_logprob(token_id, logprobs))
         if self._text is None:
-            return TokenEvent(
-                self.request_id,
-                (token_id,),
-                logprobs=self._take_logprobs(1),
-                prompt_logprobs=self._take_prompt_logprobs(),
-                choice_index=self.choice_index,
-            )
-        chunk = self._text.push(token_id)
+            chunk: TextChunk | None = TextChunk((token_id,), (), (0, 0), "")
+        else:
+            chunk = self._text.push(token_id)
         return None if chunk is None else self._event(chunk)
 
     @property
@@ -167,12 +162,7 @@ class RequestOutput:
         self.error = error
         self.times.finished = now
         if self._text is None:
-            tail = TokenEvent(
-                self.request_id,
-                (),
-                prompt_logprobs=self._take_prompt_logprobs(),
-                choice_index=self.choice_index,
-            )
+            tail = self._event(TextChunk((), (), (0, 0), ""))
         else:
             tail = self._event(self._text.finish())
         return replace(
@@ -206,28 +196,20 @@ class RequestOutput:
         return Usage(self.prompt_tokens, self.num_tokens, self.cached_tokens)
 
     def _event(self, chunk: TextChunk) -> TokenEvent:
-        return TokenEvent(
-            request_id=self.request_id,
-            token_ids=chunk.token_ids,
-            text=chunk.text,
-            context_ids=chunk.context_ids,
-            text_range=chunk.text_range,
-            logprobs=self._take_logprobs(len(chunk.token_ids)),
-            prompt_logprobs=self._take_prompt_logprobs(),
+        # The first fields by position: this runs per token.
+        event = TokenEvent(
+            self.request_id, chunk.token_ids, chunk.text, chunk.context_ids, chunk.text_range,
             choice_index=self.choice_index,
-        )
+        )  # fmt: skip
+        if self._logprobs:
+            event.logprobs = self._take_logprobs(len(chunk.token_ids))
+        if self._prompt_logprobs is not None:
+            event.prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), None
+        return event
 
     def _take_logprobs(self, count: int) -> tuple[TokenLogprob, ...]:
-        if not self._logprobs:
-            return ()
         taken = tuple(self._logprobs[:count])
         del self._logprobs[:count]
-        return taken
-
-    def _take_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
-        if self._prompt_logprobs is None:
-            return ()
-        taken, self._prompt_logprobs = tuple(self._prompt_logprobs), None
         return taken
 
 

@@ -28,12 +28,8 @@ if TYPE_CHECKING:
     from pocket_backend.text.token_bytes import TokenBytes
 
 _log = get_logger("engine")
-_NO_TEXT = "producing this request's text failed"
 _STATS_SECONDS = 0.1
 """A snapshot costs some microseconds; readers do not need one per step."""
-
-
-_NOTHING = StepReport()
 
 
 class FatalEngineError(Exception):
@@ -72,7 +68,8 @@ class EngineStepper:
         self._clock = clock
         self._failure_limit = failure_limit
         self._failures_in_a_row = 0
-        self._report = _NOTHING
+        self._report: StepReport | None = None
+        """Of the last step, if it has not been taken."""
         self._unchecked = False
         self._stats_at = float("-inf")
         self._closed = False
@@ -203,13 +200,13 @@ class EngineStepper:
         self._batch_size.observe(len(plan.requests))
         self._step_tokens.observe(plan.num_tokens)
         self._report = StepReport(
-            seconds=now - started,
-            began=started,
-            ended=now,
-            sequences=len(plan.requests),
-            tokens=plan.num_tokens,
-            prefill_tokens=plan.num_prefill_tokens,
-            failed=failure is not None,
+            now - started,
+            started,
+            now,
+            len(plan.requests),
+            plan.num_tokens,
+            plan.num_prefill_tokens,
+            failure is not None,
             plan=plan,
         )
         for update in updates:
@@ -252,11 +249,13 @@ class EngineStepper:
 
     def take_report(self) -> StepReport | None:
         """What happened since the last call; None if nothing did."""
-        if not self.outputs.events and not self._report.sequences:
-            return None
-        events, finished = self.outputs.take_news()
-        report = replace(self._report, events=events, finished=finished)
-        self._report = _NOTHING
+        report = self._report
+        if report is None:
+            if not self.outputs.events:
+                return None
+            report = StepReport()
+        self._report = None
+        report.events, report.finished = self.outputs.take_news()
         return report
 
     def close(self) -> None:

@@ -128,7 +128,12 @@ class CppEngineBackend(BackendExecutor):
             native, options.max_batch_size, self.model_info["vocab"], self._memory.vocab_size
         )
         self._scorer = PromptScorer(self._memory.vocab_size)
-        self._step = StepArrays(options.max_batch_size, options.max_batch_tokens, context)
+        self._step = StepArrays(
+            options.max_batch_size,
+            options.max_batch_tokens,
+            context,
+            {"block_tables": self._tables, "sample_vocab": self._memory.vocab_size},
+        )
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> CppEngineBackend:
@@ -179,6 +184,7 @@ class CppEngineBackend(BackendExecutor):
         if not 0 <= slot_id < len(self._owners):
             raise EngineError(f"slot_id: got {slot_id}; must be below {len(self._owners)}")
         self._set_table(slot_id, None, ())
+        self._step.forget()
         self._edits.drop(slot_id)
         self._scorer.drop(slot_id)
 
@@ -201,35 +207,34 @@ class CppEngineBackend(BackendExecutor):
         """
         if not requests:
             return []
-        self._check_step(requests)
-        self._copy_blocks(requests)
+        sampled = [request for request in requests if request.samples]
+        arrays = self._step.again(requests)
+        if arrays is None:
+            self._check_step(requests)
+            self._copy_blocks(requests)
+            arrays = self._step.fill(requests, sampled)
         if self._states is not None:
             self._states.load(requests)
-        edits = self._edits
         for request in requests:
             if request.is_new:
                 self._set_table(request.slot_id, request.request_id, request.block_ids)
-                edits.start(request)
+                self._edits.start(request)
                 self._scorer.start(request)
-                continue
-            if self._owners[request.slot_id] != request.request_id:
-                raise EngineError(
-                    f"slot {request.slot_id} does not hold request {request.request_id!r}"
-                )
-            if request.block_ids:
+            elif request.block_ids:
                 self._append_blocks(request.slot_id, request.block_ids)
-            edits.advance(request)
-        sampled = [request for request in requests if request.samples]
-        arguments: dict[str, Any] = {**self._step.fill(requests, sampled), **edits.rows(sampled)}
-        scored = self._scorer.add_rows(requests, len(sampled), arguments)
+        arguments: dict[str, Any] = arrays
+        edits = self._edits.rows(requests, sampled)
+        scored: Sequence[tuple[int, int, int]] = ()
+        if edits or self._scorer.active:
+            arguments = {**arrays, **edits}
+            scored = self._scorer.add_rows(requests, len(sampled), arguments)
         try:
-            tokens, *logprobs = self._engine.step(
-                block_tables=self._tables, sample_vocab=self._memory.vocab_size, **arguments
-            )
+            tokens, *logprobs = self._engine.step(**arguments)
         except self._native.EngineError as error:
             raise EngineError(f"step of {len(requests)} sequences: {error}") from error
         if self._states is not None:
             self._states.save(requests)
+        self._step.ran()
         outputs = _outputs(requests, tokens.tolist(), logprobs)
         for index, row, count in scored:
             top = requests[index].sampling_params.prompt_logprobs or 0
@@ -238,7 +243,8 @@ class CppEngineBackend(BackendExecutor):
         return outputs
 
     def _check_step(self, requests: Sequence[ExecuteRequest]) -> None:
-        """What the arrays rely on; the engine checks everything else before it computes."""
+        """What arrays and tables rely on; the engine checks all else before it computes. A step
+        that goes on with the last one (``StepArrays.again``) passes by construction."""
         slots = {request.slot_id for request in requests}
         if len(slots) != len(requests) or min(slots) < 0 or max(slots) >= len(self._owners):
             raise EngineError(
@@ -251,6 +257,10 @@ class CppEngineBackend(BackendExecutor):
                 f"step of {tokens} tokens; at most {self._memory.max_batch_tokens} are allowed"
             )
         for request in requests:
+            if not request.is_new and self._owners[request.slot_id] != request.request_id:
+                raise EngineError(
+                    f"slot {request.slot_id} does not hold request {request.request_id!r}"
+                )
             end = request.start_position + len(request.token_ids)
             if request.start_position < 0 or end > self._memory.max_context:
                 raise EngineError(
@@ -336,6 +346,7 @@ def _outputs(
     logprobs: Sequence[np.ndarray[Any, Any]],
 ) -> list[ExecuteOutput]:
     """``logprobs``: [R], and, if a row asked, ids [R, 20] and their values."""
+    asked = len(logprobs) > 1
     outputs = []
     row = 0
     for request in requests:
@@ -343,18 +354,13 @@ def _outputs(
             outputs.append(ExecuteOutput(request.request_id, None))
             continue
         token = tokens[row]
-        count = request.sampling_params.logprobs
+        output = ExecuteOutput(request.request_id, token)
         if token < 0:
-            error = _ROW_ERRORS[token]
-            outputs.append(
-                ExecuteOutput(request.request_id, None, finish_reason="error", error=error)
-            )
-        elif count is None:
-            outputs.append(ExecuteOutput(request.request_id, token))
-        else:
-            outputs.append(
-                ExecuteOutput(request.request_id, token, read_logprobs(logprobs, row, count))
-            )
+            output.token_id, output.finish_reason = None, "error"
+            output.error = _ROW_ERRORS[token]
+        elif asked and (count := request.sampling_params.logprobs) is not None:
+            output.logprobs = read_logprobs(logprobs, row, count)
+        outputs.append(output)
         row += 1
     return outputs
 

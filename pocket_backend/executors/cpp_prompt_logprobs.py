@@ -52,6 +52,11 @@ class PromptScorer:
         known = np.array(request.known_tokens, dtype=np.int32)
         self._prompts[request.slot_id] = known[: len(known) - request.output_index]
 
+    @property
+    def active(self) -> bool:
+        """Whether a sequence in some slot has asked."""
+        return bool(self._prompts)
+
     def drop(self, slot: int) -> None:
         """The sequence has left."""
         self._prompts.pop(slot, None)
@@ -63,8 +68,6 @@ class PromptScorer:
 
         ``sampled``: rows that are there already.
         """
-        if not self._prompts:
-            return []
         parts: list[tuple[int, int, int]] = []
         rows: list[NDArray[np.int32]] = []
         targets: list[NDArray[np.int32]] = []

@@ -89,16 +89,13 @@ class SlotEdits:
         self._edits[slot] = edits
         self._occupied.add(slot)
 
-    def advance(self, request: ExecuteRequest) -> None:
+    def _advance(self, request: ExecuteRequest) -> None:
         """Take in tokens that this step computes and the history does not have yet.
 
         Raises:
             EngineError: tokens are missing in between.
         """
-        slot = request.slot_id
-        if slot not in self._counting:
-            return
-        edits: Any = self._edits[slot]
+        edits: Any = self._edits[request.slot_id]
         known = edits.length - request.start_position
         if known < 0:
             raise EngineError(
@@ -115,8 +112,19 @@ class SlotEdits:
             self._occupied.discard(slot)
             self._counting.discard(slot)
 
-    def rows(self, sampled: Sequence[ExecuteRequest]) -> dict[str, list[Any]]:
-        """The engine's arguments for these rows; empty if no row has options."""
+    def rows(
+        self, requests: Sequence[ExecuteRequest], sampled: Sequence[ExecuteRequest]
+    ) -> dict[str, list[Any]]:
+        """The engine's arguments for the rows of ``sampled``, those of ``requests`` that sample;
+        empty if no row has options. Histories take in what this step computes.
+
+        Raises:
+            EngineError: tokens are missing between a history and this step.
+        """
+        if self._counting:
+            for request in requests:
+                if request.slot_id in self._counting:
+                    self._advance(request)
         if not self._occupied and not any(request.banned_ids for request in sampled):
             return {}
         return {

@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from pocket_backend.api import SamplingParams
     from pocket_backend.core.step import ExecuteRequest
 
 _LEAST_TOP_P = 1e-30
 """Smaller ones are 0 in float32, which the engine refuses; all of them keep one candidate."""
 _UINT64_MASK = (1 << 64) - 1
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arguments = dict[str, Any]
+"""Of the native ``step``, by name."""
 
 
 class StepArrays:
-    """Filled anew for each step, which uses their first elements. Engine thread only.
+    """Filled for each step, which uses their first elements. Engine thread only.
 
-    A decode step with the rows of the step before writes three arrays instead of eleven: right
-    after a step Python's own data has left the caches, and each assignment costs microseconds.
+    Nearly all steps decode the sequences of the step before, one token further: then three numbers
+    a row are written through memory views, and the rest stands (``again``). Right after a step
+    Python's data and numpy's code have left the caches, and each array assignment costs
+    microseconds.
 
     Args:
         max_sequences: rows of a step.
         max_tokens: tokens of a step.
         context: tokens per sequence.
+        constants: arguments that are the same in each step.
     """
 
-    def __init__(self, max_sequences: int, max_tokens: int, context: int) -> None:
+    def __init__(
+        self,
+        max_sequences: int,
+        max_tokens: int,
+        context: int,
+        constants: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self._constants = constants
         self.token_ids = np.zeros(max_tokens, dtype=np.int32)
         self.positions = np.zeros(max_tokens, dtype=np.int32)
         self.offsets = np.zeros(max_sequences + 1, dtype=np.int32)
@@ -45,36 +56,66 @@ class StepArrays:
         self.token_index = np.zeros(max_sequences, dtype=np.uint64)
         self.top_logprobs = np.zeros(max_sequences, dtype=np.int32)
         self.counting = np.arange(context, dtype=np.int32)
-        self._rows: list[tuple[int, int, SamplingParams]] = []
-        """(slot, seed, parameters) of the last step if it was a decode of all of them."""
-        self._arrays: Arrays = {}
+        self._advancing = tuple(
+            memoryview(array)  # type: ignore[arg-type]
+            for array in (self.token_ids, self.positions, self.token_index)
+        )
+        self._filled: Sequence[ExecuteRequest] = ()
+        """The step that the arrays hold, if it decodes and samples one token of each sequence."""
+        self._last: Sequence[ExecuteRequest] = ()
+        """The same, once it ran."""
+        self._arguments: Arguments = {}
         """What that step was given."""
 
-    def fill(self, requests: Sequence[ExecuteRequest], sampled: Sequence[ExecuteRequest]) -> Arrays:
+    def again(self, requests: Sequence[ExecuteRequest]) -> Arguments | None:
+        """What ``fill`` would return, if these are the sequences of the last step in their slots
+        and order, each with its next token; else None, and ``fill`` has to follow."""
+        last, self._last = self._last, ()
+        if len(last) != len(requests):
+            return None
+        context = len(self.counting)
+        tokens, positions, indices = self._advancing
+        for row, request in enumerate(requests):
+            before, position = last[row], request.start_position
+            if (
+                position != before.start_position + 1
+                or position >= context
+                or request.slot_id != before.slot_id
+                or request.request_id != before.request_id
+                or request.seed != before.seed
+                or request.sampling_params is not before.sampling_params
+                or request.is_new
+                or not request.samples
+                or len(request.token_ids) != 1
+            ):
+                return None
+            tokens[row] = request.token_ids[0]
+            positions[row] = position
+            indices[row] = request.output_index
+        self._filled = requests
+        return self._arguments
+
+    def ran(self) -> None:
+        """The step that was filled last has run: the next one may be ``again``."""
+        self._last = self._filled
+
+    def forget(self) -> None:
+        """A slot was reset: the next step is not ``again``."""
+        self._last = ()
+
+    def fill(
+        self, requests: Sequence[ExecuteRequest], sampled: Sequence[ExecuteRequest]
+    ) -> Arguments:
         """Arguments of the native ``step`` by name; ``sampled`` are those of ``requests`` that
         sample, in order. Valid until the next call."""
         count = len(requests)
         lengths = [len(request.token_ids) for request in requests]
         total = sum(lengths)
-        if not total == count == len(sampled):
-            self._rows = []
-            self._fill_tokens(requests, lengths)
-            return self._fill_rows(requests, sampled, total)
-        self.token_ids[:count] = [request.token_ids[0] for request in requests]
-        self.positions[:count] = [request.start_position for request in requests]
-        rows = self._rows
-        if len(rows) == count and all(
-            request.sampling_params is params and request.slot_id == slot and request.seed == seed
-            for request, (slot, seed, params) in zip(requests, rows, strict=True)
-        ):
-            self.token_index[:count] = [request.output_index for request in requests]
-            return self._arrays
-        self.offsets[1 : count + 1] = range(1, count + 1)
-        self._arrays = self._fill_rows(requests, sampled, total)
-        self._rows = [
-            (request.slot_id, request.seed, request.sampling_params) for request in requests
-        ]
-        return self._arrays
+        self._filled = requests if total == count == len(sampled) else ()
+        self._last = ()
+        self._fill_tokens(requests, lengths)
+        self._arguments = self._fill_rows(requests, sampled, total)
+        return self._arguments
 
     def _fill_tokens(self, requests: Sequence[ExecuteRequest], lengths: Sequence[int]) -> None:
         self.offsets[1 : len(lengths) + 1] = list(accumulate(lengths))
@@ -88,7 +129,7 @@ class StepArrays:
 
     def _fill_rows(
         self, requests: Sequence[ExecuteRequest], sampled: Sequence[ExecuteRequest], total: int
-    ) -> Arrays:
+    ) -> Arguments:
         """All but tokens, positions and offsets."""
         count = len(requests)
         self.table_rows[:count] = [request.slot_id for request in requests]
@@ -106,7 +147,8 @@ class StepArrays:
         # A client's seed may be negative: its two's complement is the key.
         self.seed[:rows] = [request.seed & _UINT64_MASK for request in sampled]
         self.token_index[:rows] = [request.output_index for request in sampled]
-        arrays: Arrays = {
+        arguments: Arguments = {
+            **self._constants,
             "token_ids": self.token_ids[:total],
             "positions": self.positions[:total],
             "sequence_offsets": self.offsets[: count + 1],
@@ -122,5 +164,5 @@ class StepArrays:
         asked = [p.logprobs for p in params]
         if asked.count(None) < rows:
             self.top_logprobs[:rows] = [-1 if count is None else count for count in asked]
-            arrays["top_logprobs"] = self.top_logprobs[:rows]
-        return arrays
+            arguments["top_logprobs"] = self.top_logprobs[:rows]
+        return arguments

@@ -69,10 +69,10 @@ class OutputText:
         rest comes from ``finish``."""
         if self.stopped is not None:
             raise RuntimeError("push after a stop string ended the text")
+        if self._matcher is None:
+            return self._detokenizer.push(token_id)
         self._count += 1
         data = self._detokenizer.append(token_id)
-        if self._matcher is None:
-            return self._detokenizer.release()
         if data:
             match = self._matcher.advance(data, honour=self._count >= self._min_tokens)
             if match is not None:

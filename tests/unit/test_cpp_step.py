@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,17 +47,92 @@ def requests(draw: st.DrawFn) -> list[ExecuteRequest]:
     return found
 
 
-@given(st.lists(requests(), min_size=2, max_size=8))
-def test_a_step_is_filled_as_by_a_new_object(steps: list[list[ExecuteRequest]]) -> None:
+def successors(step: list[ExecuteRequest]) -> list[ExecuteRequest]:
+    """Each sequence's next token."""
+    return [
+        replace(
+            request,
+            token_ids=((request.token_ids[-1] * 7 + 1) % 100,),
+            start_position=request.start_position + len(request.token_ids),
+            output_index=request.output_index + 1,
+            is_prefill=False,
+            samples=True,
+        )
+        for request in step
+    ]
+
+
+def filled(arrays: StepArrays, step: list[ExecuteRequest]) -> dict[str, Any]:
+    """As the executor does it."""
+    arguments = arrays.again(step)
+    if arguments is None:
+        arguments = arrays.fill(step, [request for request in step if request.samples])
+    return {name: np.array(value) for name, value in arguments.items()}
+
+
+@given(st.lists(st.one_of(requests(), st.just([])), min_size=2, max_size=12), st.data())
+def test_a_step_is_filled_as_by_a_new_object(
+    steps: list[list[ExecuteRequest]], data: st.DataObject
+) -> None:
     kept = StepArrays(SLOTS, TOKENS, CONTEXT)
-    for step in steps:
-        sampled = [request for request in step if request.samples]
-        got = kept.fill(step, sampled)
-        expected = StepArrays(SLOTS, TOKENS, CONTEXT).fill(step, sampled)
+    last: list[ExecuteRequest] = []
+    for drawn in steps:
+        step = drawn or successors(last)
+        if not step or any(request.start_position >= CONTEXT for request in step):
+            continue
+        got = filled(kept, step)
+        expected = filled(StepArrays(SLOTS, TOKENS, CONTEXT), step)
         assert got.keys() == expected.keys()
         for name, array in expected.items():
             assert array.dtype == got[name].dtype, name
             np.testing.assert_array_equal(got[name], array, err_msg=name)
+        last = step
+        if data.draw(st.integers(0, 3)):
+            kept.ran()
+
+
+def test_only_the_same_sequences_one_token_further_are_again() -> None:
+    """What else changes is filled anew: so the executor checks it."""
+    first = [
+        ExecuteRequest(
+            str(slot), (slot,), slot, False, PARAMS[slot], start_position=9, output_index=3
+        )
+        for slot in (0, 1)
+    ]
+    after = successors(first)
+
+    def taken(step: list[ExecuteRequest], *, ran: bool = True, reset: bool = False) -> bool:
+        arrays = StepArrays(SLOTS, TOKENS, CONTEXT)
+        filled(arrays, first)
+        if ran:
+            arrays.ran()
+        if reset:
+            arrays.forget()
+        return arrays.again(step) is not None
+
+    assert taken(after)
+    assert taken([after[0], replace(after[1], block_ids=(7,))])
+    assert not taken(after, ran=False)
+    assert not taken(after, reset=True)
+    assert not taken(first)
+    assert not taken(after[::-1])
+    assert not taken(after[:1])
+    assert not taken([*after, replace(after[0], slot_id=2)])
+    for change in (
+        {"is_new": True},
+        {"request_id": "other"},
+        {"seed": 5},
+        {"samples": False},
+        {"token_ids": (1, 2)},
+        {"sampling_params": PARAMS[2]},
+        {"start_position": 11},
+    ):
+        assert not taken([after[0], replace(after[1], **change)]), change
+    edge = [replace(request, start_position=CONTEXT - 1) for request in first]
+    arrays = StepArrays(SLOTS, TOKENS, CONTEXT)
+    filled(arrays, edge)
+    arrays.ran()
+    assert arrays.again(successors(edge)) is None
 
 
 def test_the_arrays_are_those_of_the_requests() -> None:
@@ -74,7 +152,8 @@ def test_the_arrays_are_those_of_the_requests() -> None:
 
     for step in range(3):
         batch = [decode(2, 7 + step, 20 + step, step), decode(1, 40 + step, 3 + step, 5 + step)]
-        got = {name: array.tolist() for name, array in arrays.fill(batch, batch).items()}
+        got = {name: value.tolist() for name, value in filled(arrays, batch).items()}
+        arrays.ran()
         assert got["token_ids"] == [7 + step, 40 + step]
         assert got["positions"] == [20 + step, 3 + step]
         assert got["sequence_offsets"] == [0, 1, 2]
