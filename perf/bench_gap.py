@@ -4,8 +4,9 @@ Workload A at 1, 8 and 16 streams in process, text stage on. A step's *gap* is e
 the return of one native call and the next: the scheduler, the arguments, text, events to sinks and
 the loop. Runs with stamps at the seams tell its parts, and are not counted in the whole.
 
-``--against PYTHON`` runs another checkout beside this one, by the interpreter of its environment:
-both take turns in every round with the same prompts, and the ratios are of medians over rounds.
+``--against PYTHON`` runs another checkout beside this one, by the interpreter of its environment
+(an editable install): both take turns in every round with the same prompts, and the ratios are of
+medians over rounds.
 
 Exit status 3: the machine was busy.
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pocket_backend.api import InvalidRequestError
 from pocket_backend.text import IncrementalDetokenizer, OutputText, TokenBytes, chunk_text
@@ -53,6 +55,24 @@ def test_d2_eight_tokens_per_chunk_lose_no_space() -> None:
     chunks = [detokenizer.feed(ids[at : at + 8]) for at in range(0, len(ids), 8)]
     text = "".join("" if chunk is None else chunk.text for chunk in chunks)
     assert text + detokenizer.finish().text == table.decode(ids)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"", b" ", b"ab", "\u00e9".encode(), b"\xc3", b"\xa9", b"x\xe4\xb8", b"\xad\xe4",
+             b"\xf0\x9f", b"\xff"]
+        ),
+        max_size=30,
+    ),
+    st.booleans(),
+)  # fmt: skip
+def test_push_is_feed_of_one_token(pieces: list[bytes], strip: bool) -> None:
+    table = TokenBytes(pieces, strip_leading_space=strip)
+    short, long = IncrementalDetokenizer(table), IncrementalDetokenizer(table)
+    ids = [*range(len(pieces)), len(pieces), -1]  # two that the table does not have
+    assert [short.push(token) for token in ids] == [long.feed([token]) for token in ids]
+    assert short.finish() == long.finish()
 
 
 def test_d4_stray_bytes_then_an_ordinary_token_go_on() -> None:
