@@ -16,6 +16,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "pocket/base/error.h"
+#include "pocket/quant/quantize.h"
 #include "pocket/runtime/engine.h"
 #include "py_logit_edits.h"
 
@@ -57,16 +58,7 @@ Precision parse_precision(const std::string& name) {
 }
 
 std::optional<DType> parse_weights(const std::optional<std::string>& name) {
-  if (!name) {
-    return std::nullopt;
-  }
-  if (*name == "q8_0") {
-    return DType::kQ8_0;
-  }
-  if (*name == "q4_0") {
-    return DType::kQ4_0;
-  }
-  throw Error(ErrorCode::kUnsupported, "weights: got '" + *name + "'; supported are q8_0 and q4_0");
+  return name ? std::optional(parse_quantized_format("weights", *name)) : std::nullopt;
 }
 
 /// The Python object: an engine that calls from several threads cannot corrupt.

@@ -240,6 +240,7 @@ void bind_batches(py::module_& m) {
                              [](const BatchDecodeResult& self) {
                                return std::vector<int>(self.next_tokens.size(), 1);
                              })
+      .def_property_readonly("logprobs", [](const BatchDecodeResult&) { return py::list(); })
       .def_property_readonly("used_speculative", constant(false))
       .def_property_readonly("rolled_back", constant(false))
       .def_property_readonly("proposed_drafts", constant(0))

@@ -81,21 +81,6 @@ py::dict telemetry(const QwenEngine& engine) {
   return out;
 }
 
-// What speculative decoding did: nothing, there being none.
-py::object no_drafts(const QwenEngine&) {
-  py::dict zeros;
-  for (const char* const name : {"verify_count", "proposed_drafts", "correct_drafts",
-                                 "rollback_count", "replay_tokens", "confidence_count"}) {
-    zeros[name] = 0;
-  }
-  for (const char* const name :
-       {"confidence_sum", "confidence_min", "confidence_max", "prefill_seconds", "draft_seconds",
-        "verify_seconds", "replay_seconds", "accept_length", "accept_rate", "mean_confidence"}) {
-    zeros[name] = 0.0;
-  }
-  return py::module_::import("types").attr("SimpleNamespace")(**zeros);
-}
-
 }  // namespace
 
 void bind_qwen_engine(py::module_& m) {
@@ -165,7 +150,7 @@ UnsupportedFeatureError for an option whose feature is absent, and what Engine r
                                const py::gil_scoped_release release;
                                return self.prefix_cache_stats();
                              })
-      .def_property_readonly("mtp_stats", &no_drafts)
+      .def_property_readonly("mtp_stats", [](const QwenEngine&) { return no_mtp_stats(); })
       .def_property_readonly("runtime_telemetry", &telemetry);
   refuse_workers(type);
 }

@@ -17,6 +17,12 @@ void bind_errors(pybind11::module_& m);
 void bind_logit_edits(pybind11::module_& m);
 /// Registers `Engine`; after `LogitEdits`.
 void bind_engine(pybind11::module_& m);
+/// Registers quantize_rows.
+void bind_quantise(pybind11::module_& m);
+/// Registers TokenLogprob, QwenMtpStats, ForwardSmokeOptions and PersistentEngine.
+void bind_older_names(pybind11::module_& m);
+/// A QwenMtpStats: what `QwenEngine.mtp_stats` gives.
+[[nodiscard]] pybind11::object no_mtp_stats();
 /// Registers QwenEngineOptions with its enums, and names of the older interface.
 void bind_qwen_options(pybind11::module_& m);
 /// Registers InferenceEngine and what its calls take and give.

@@ -55,6 +55,8 @@ PYBIND11_MODULE(pocket_cpp_core, m) {
   pocket::python::bind_errors(m);
   pocket::python::bind_logit_edits(m);
   pocket::python::bind_engine(m);
+  pocket::python::bind_quantise(m);
+  pocket::python::bind_older_names(m);
   pocket::python::bind_qwen_options(m);
   pocket::python::bind_inference_engine(m);
   pocket::python::bind_qwen_engine(m);

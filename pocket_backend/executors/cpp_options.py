@@ -19,7 +19,7 @@ _KV_DTYPES = {
 }
 _KV_DTYPES_PLANNED = frozenset({"fp8", "turboquant_k8v4", "turboquant"})
 _PRECISIONS = ("int8", "f32")
-_WEIGHTS = ("auto", "q8_0", "q4_0")
+_WEIGHTS = ("auto", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 _ISAS = ("scalar", "avx2", "avx512")
 
 
@@ -39,7 +39,7 @@ class CppEngineOptions(ExecutorOptions):
     bf16 is less exact and faster where the CPU multiplies it natively (AVX512_BF16)."""
     precision: str = "int8"
     weights: str = "auto"
-    """auto: as the file has them; q8_0 or q4_0: float matrices are quantised while loading."""
+    """auto: as the file has them; q8_0, q4_k, ...: float matrices are quantised while loading."""
     isa: str | None = None
     """Instruction set of the kernels; None: the best, or ``POCKETLLM_ISA``."""
 

@@ -138,7 +138,7 @@ def test_a_tensor_that_nobody_computes_is_refused_by_its_own_name(directory):
     [
         (
             {"model_type": "gpt2"},
-            "model_type: got 'gpt2'; supported are gemma3_text, llama, mistral, qwen2, qwen2_moe, ",
+            "model_type: got 'gpt2'; supported are gemma3_text, llama, mistral, mixtral, qwen2, ",
         ),
         ({"model_type": None}, "model_type is missing"),
         ({"hidden_size": None}, "hidden_size is missing"),
@@ -160,7 +160,7 @@ def test_configurations_that_are_refused(directory, fields, message):
 
 
 def test_no_model_in_the_directory(tmp_path):
-    assert "holds no config.json" in refused(tmp_path)
+    assert "holds neither config.json nor a GGUF file" in refused(tmp_path)
     with pytest.raises(ModelLoadError, match=r"holds neither config\.json nor a GGUF file"):
         UnifiedEngine.from_args(EngineArgs(model=str(tmp_path)))
     (tmp_path / "config.json").write_text("{")

@@ -93,6 +93,21 @@ def test_damaged_sets(parts: list[Path], tmp_path: Path) -> None:
         LLM(EngineArgs(model=str(tmp_path), backend="cpp"))
 
 
+def test_the_native_engine_takes_the_folder(single: Path, parts: list[Path]) -> None:
+    """Python looks into folders before it asks the engine; scripts of the native module do not."""
+    folder = parts[0].parent
+    assert np.array_equal(bits(folder), bits(single))
+    assert native.inspect_model(folder)["architecture"] == "llama"
+    assert native.detect_architecture(folder) == "llama"
+    parts[2].unlink()
+    refused(folder, parts[2].name, "part 3 of 3")
+    shutil.copy(single, folder / "other.gguf")
+    refused(folder, "2 GGUF models ('other.gguf', 'tiny-00001-of-00003.gguf'); name one of them")
+    for part in folder.glob("*.gguf"):
+        part.unlink()
+    refused(folder, "holds neither config.json nor a GGUF file")
+
+
 def test_two_models_in_a_folder(single: Path, parts: list[Path], tmp_path: Path) -> None:
     shutil.copy(single, tmp_path)
     with pytest.raises(ModelLoadError, match=r"2 GGUF models \(tiny-00001-of-00003.gguf, tiny"):

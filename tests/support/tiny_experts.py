@@ -1,4 +1,4 @@
-"""Tiny random Qwen2-MoE and Qwen3-MoE models, also as the GGUF files that converters write."""
+"""Tiny random Qwen2-MoE, Qwen3-MoE and Mixtral models, also as converters' GGUF files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as GgmlType
 from gguf_names import gguf_name
+from tiny_gguf import interleave_rope_rows
 from tiny_hf import tiny_model
 
 FIELDS: dict[str, Any] = {
@@ -29,6 +30,11 @@ def qwen2_moe(seed: int = 0, **fields: Any) -> Any:
 
 def qwen3_moe(seed: int = 0, **fields: Any) -> Any:
     return tiny_model("Qwen3MoeConfig", seed, **(QWEN3_FIELDS | fields))
+
+
+def mixtral(seed: int = 0, **fields: Any) -> Any:
+    sizes = {"num_local_experts": 7, "num_experts_per_tok": 3}
+    return tiny_model("MixtralConfig", seed, **(sizes | fields))
 
 
 def stacked_weights(model: Any) -> dict[str, torch.Tensor]:
@@ -54,15 +60,19 @@ def write_gguf(
         norm_key: whether to write ``expert_weights_norm``, which published files leave out.
     """
     config = model.config
-    architecture = config.model_type.replace("_", "")
+    mixtral = config.model_type == "mixtral"
+    architecture = "llama" if mixtral else config.model_type.replace("_", "")
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_expert_count(config.num_experts)
+    writer.add_expert_count(config.num_local_experts if mixtral else config.num_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
-    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if not mixtral:
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if mixtral and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
     if architecture == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if norm_key:
@@ -81,6 +91,9 @@ def write_gguf(
                 kind = (formats or {}).get(short, "F32" if exact else weight_format)
                 packed, stored = _encode(part.numpy(), kind)
                 part.copy_(torch.from_numpy(stored))
+                if mixtral and short in ("attn_q", "attn_k"):
+                    attention = model.model.layers[0].self_attn
+                    packed = interleave_rope_rows(packed, len(packed) // attention.head_dim)
                 if short == "ffn_gate_inp_shexp":  # converters drop the dimension of one row
                     packed = packed[0]
                 writer.add_tensor(target, packed, raw_dtype=GgmlType[kind])

@@ -52,7 +52,7 @@ def randomise(model: Any, seed: int) -> None:
         values.normal_(0.0, scale, generator=generator)
 
     kind = model.config.model_type
-    zero_centred = "gemma" in kind or "qwen3_5" in kind
+    zero_centred = "gemma" in kind or "qwen3_5" in kind or "qwen3_next" in kind
     with torch.no_grad():
         for name, values in model.named_parameters():
             if "norm" in name:

@@ -242,7 +242,8 @@ def test_what_belongs_to_other_machines_is_refused_or_empty(engine) -> None:
         engine.run_worker_loop()
     with pytest.raises(native.UnsupportedFeatureError, match="worker_command_prefill"):
         engine.worker_command_prefill([1])
-    assert engine.mtp_stats.verify_count == 0
+    assert isinstance(engine.mtp_stats, native.QwenMtpStats)
+    assert engine.mtp_stats.verify_count == engine.mtp_stats.accept_rate == 0
     assert engine.device == "cpu"
     assert engine.runtime_telemetry["threads"] == 1
     caps = engine.caps
@@ -250,6 +251,20 @@ def test_what_belongs_to_other_machines_is_refused_or_empty(engine) -> None:
     assert caps.paged_kv
     assert caps.chunked_prefill
     assert not caps.logprobs
+
+
+def test_names_without_a_feature_can_be_imported() -> None:
+    """Records are records; the engine that is not here says what to use."""
+    found = native.TokenLogprob()
+    found.present, found.logprob, found.top_tokens, found.top_logprobs = True, -0.5, [3], [-0.5]
+    assert (found.present, found.logprob, found.top_tokens) == (True, -0.5, [3])
+    assert native.BatchDecodeResult().logprobs == []
+    options = native.ForwardSmokeOptions()
+    assert (options.tp_world, options.tp_rank, options.device) == (1, 0, 0)
+    options.skip_fp4_host_prepare, options.nccl_id_path = True, "id"
+    with pytest.raises(native.UnsupportedFeatureError, match="use QwenEngine") as caught:
+        native.PersistentEngine("model", options, layer_count=2, max_context=64)
+    assert caught.value.feature == "PersistentEngine"
 
 
 def test_architectures(model, tmp_path: Path) -> None:

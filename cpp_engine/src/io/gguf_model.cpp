@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 #include <utility>
 
 #include "pocket/base/error.h"
@@ -57,6 +58,22 @@ std::optional<GgufPartName> parse_gguf_part_name(std::string_view file) {
   const auto number = count ? take_number(file, "-") : std::nullopt;
   if (!number || file.empty() || *number == 0 || *number > *count) return std::nullopt;
   return GgufPartName{.stem = std::string(file), .number = *number, .count = *count};
+}
+
+std::vector<fs::path> gguf_models_in(const fs::path& folder) {
+  std::error_code failed;
+  std::set<fs::path> models;
+  for (fs::directory_iterator entry(folder, failed), end; !failed && entry != end;
+       entry.increment(failed)) {
+    const std::string file = entry->path().filename().string();
+    if (!file.ends_with(".gguf")) continue;
+    const auto name = parse_gguf_part_name(file);
+    models.insert(name ? folder / part_name(name->stem, 1, name->count) : entry->path());
+  }
+  if (failed) {
+    throw Error(ErrorCode::kBadFile, folder.string() + ": cannot be read: " + failed.message());
+  }
+  return {models.begin(), models.end()};
 }
 
 GgufModel::GgufModel(const fs::path& path) {

@@ -32,6 +32,9 @@ namespace pocket {
 [[nodiscard]] std::unique_ptr<Model> make_qwen35moe(const WeightSource& source,
                                                     const ModelOptions& options);
 [[nodiscard]] ModelInfo describe_qwen35moe(const WeightSource& source);
+[[nodiscard]] std::unique_ptr<Model> make_qwen3next(const WeightSource& source,
+                                                    const ModelOptions& options);
+[[nodiscard]] ModelInfo describe_qwen3next(const WeightSource& source);
 
 /// The assembly that they share: `config` says what its blocks have.
 [[nodiscard]] std::unique_ptr<Model> make_decoder(const WeightSource& source,

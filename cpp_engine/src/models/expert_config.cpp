@@ -65,7 +65,8 @@ ExpertConfig read_expert_config(const WeightSource& source, const DecoderConfig&
                                          std::to_string(experts.count) + ")");
   }
   // Older files say these two by the dense length only.
-  experts.ffn = reader.size_or("expert_feed_forward_length", kMaxWidth, config.ffn / experts.used);
+  experts.ffn = reader.size_or("expert_feed_forward_length", kMaxWidth,
+                               defaults.ffn > 0 ? defaults.ffn : config.ffn / experts.used);
   reader.multiple("expert_feed_forward_length", experts.ffn, kQuantBlock);
   if (defaults.shared) {
     experts.shared_ffn = reader.size_or("expert_shared_feed_forward_length", kMaxWidth, config.ffn);

@@ -10,6 +10,7 @@ namespace pocket {
 struct ExpertDefaults {
   bool normalised = false;  ///< see `ExpertConfig::normalised`
   bool shared = false;      ///< whether there is a shared expert
+  std::size_t ffn = 0;  ///< of one expert; 0: the dense length divided by the experts of a token
 };
 
 /// Reads and checks the keys of `config`'s experts: expert_count, expert_used_count, ... A layer

@@ -26,10 +26,12 @@ constexpr std::array kFamilies{
     Family{"gemma3_text", "gemma3"},
     Family{"llama", "llama"},
     Family{"mistral", "llama"},
+    Family{"mixtral", "llama"},
     Family{"qwen2", "qwen2"},
     Family{"qwen2_moe", "qwen2moe"},
     Family{"qwen3", "qwen3"},
     Family{"qwen3_moe", "qwen3moe"},
+    Family{"qwen3_next", "qwen3next"},
     Family{"qwen3_5_text", "qwen35"},
     Family{"qwen3_5_moe_text", "qwen35moe"},
 };
@@ -80,7 +82,8 @@ void read_sizes(const Fields& fields, HfConfig& config) {
   if (const auto vocab = fields.uint("vocab_size")) {
     config.uints["vocab_size"] = *vocab;
   }
-  config.floats["attention.layer_norm_rms_epsilon"] = fields.number("rms_norm_eps").value_or(1e-6);
+  config.floats["attention.layer_norm_rms_epsilon"] = 
+      fields.number("rms_norm_eps").value_or(config.model_type == "mixtral" ? 1e-5 : 1e-6);
 }
 
 // The parameters of one RoPE as Transformers 4 (rope_scaling) and 5 (rope_parameters) write them.
@@ -151,9 +154,10 @@ void read_sliding_rope(const Fields& fields, const Fields& parameters, HfConfig&
 }
 
 void read_rope(const Fields& fields, HfConfig& config) {
-  double base = fields.number("rope_theta").value_or(is_gemma3(config) ? 1e6 : 10000.0);
+  const bool wide = is_gemma3(config) || config.model_type == "mixtral";
+  double base = fields.number("rope_theta").value_or(wide ? 1e6 : 10000.0);
   auto partial = fields.number("partial_rotary_factor");
-  if (!partial && is_qwen35(config.architecture)) {
+  if (!partial && is_hybrid(config.architecture)) {
     partial = 0.25;
   }
   const JsonValue* parameters = fields.object("rope_parameters");
@@ -217,13 +221,14 @@ std::vector<bool> read_layer_types(const Fields& fields, const JsonArray& types)
   return slides;
 }
 
-// Mistral slides in all layers unless the window is null; Qwen only if use_sliding_window says so,
-// Qwen3-MoE then in all layers. Which layers do is said by layer_types, or where that is absent, in
-// Qwen by max_window_layers (the first that does; in Qwen2-MoE every other layer before it), in
-// Gemma 3 by sliding_window_pattern (the last of as many does not).
+// Mistral and Mixtral slide in all layers unless the window is null; Qwen only if
+// use_sliding_window says so, Qwen3-MoE then in all layers. Which layers do is said by layer_types,
+// or where that is absent, in Qwen by max_window_layers (the first that does; in Qwen2-MoE every
+// other layer before it), in Gemma 3 by sliding_window_pattern (the last of as many does not).
 void read_window(const Fields& fields, HfConfig& config) {
   const bool wanted = fields.boolean("use_sliding_window", false);
-  const bool all = config.model_type == "mistral" || (config.architecture == "qwen3moe" && wanted);
+  const bool mistral = config.model_type == "mistral" || config.model_type == "mixtral";
+  const bool all = mistral || (config.architecture == "qwen3moe" && wanted);
   const bool some = is_gemma3(config) || (config.model_type != "llama" && wanted);
   auto window = fields.uint("sliding_window");
   if (!window && is_gemma3(config)) {
@@ -305,12 +310,12 @@ HfConfig read_hf_config(const JsonValue& root, std::string_view name) {
   }
   config.model_type = *model_type;
   config.architecture = find_family(fields, *model_type).architecture;
-  const bool hybrid = is_qwen35(config.architecture);
+  const bool hybrid = is_hybrid(config.architecture);
   read_sizes(fields, config);
   if (hybrid) {
     read_hybrid_config(fields, config);
   }
-  if (has_experts(config.architecture)) {
+  if (has_experts(config.architecture) || config.model_type == "mixtral") {
     read_hf_experts(fields, config);
   }
   read_rope(fields, config);

@@ -51,18 +51,21 @@ void read_hf_experts(const Fields& fields, HfConfig& config) {
   const auto local = fields.uint("num_local_experts");
   config.uints["expert_count"] = local ? *local : required(fields, "num_experts");
   config.uints["expert_used_count"] = required(fields, "num_experts_per_tok");
-  config.uints["expert_feed_forward_length"] = required(fields, "moe_intermediate_size");
-  if (config.architecture != "qwen3moe") {
+  const bool mixtral = config.model_type == "mixtral";
+  config.uints["expert_feed_forward_length"] =
+      required(fields, mixtral ? "intermediate_size" : "moe_intermediate_size");
+  if (!mixtral && config.architecture != "qwen3moe") {
     config.uints["expert_shared_feed_forward_length"] =
         required(fields, "shared_expert_intermediate_size");
   }
-  if (config.architecture == "qwen35moe") {  // where neither is a choice
+  if (mixtral || config.architecture == "qwen35moe") {  // where neither is a choice
     const std::uint64_t layers = std::min(config.uints.at("block_count"), kMostFlags);
     config.bools["expert_weights_norm"] = true;
     config.flags["expert_layers"] = std::vector<bool>(static_cast<std::size_t>(layers), true);
     return;
   }
-  config.bools["expert_weights_norm"] = fields.boolean("norm_topk_prob", false);
+  const bool norm = config.architecture == "qwen3next";  // Transformers' default
+  config.bools["expert_weights_norm"] = fields.boolean("norm_topk_prob", norm);
   config.flags["expert_layers"] = read_layers(fields, config);
 }
 

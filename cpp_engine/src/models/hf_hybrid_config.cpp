@@ -71,9 +71,9 @@ void read_hybrid_config(const Fields& fields, HfConfig& config) {
   config.uints["ssm.inner_size"] = value_heads * value_dim;
   config.uints["ssm.conv_kernel"] = fields.uint("linear_conv_kernel_dim").value_or(kDefaultTaps);
   config.uints["ssm.grouped_value_heads"] = 1;
-  config.flags["recurrent_layers"] = read_layers(fields, config);
+  config.flags["attention.recurrent_layers"] = read_layers(fields, config);
   if (!fields.boolean("attn_output_gate", true)) {
-    fields.fail("attn_output_gate: got false; Qwen3.5's attention has a gate here",
+    fields.fail("attn_output_gate: got false; these models' attention has a gate here",
                 ErrorCode::kUnsupported);
   }
 }

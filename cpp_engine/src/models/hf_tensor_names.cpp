@@ -38,18 +38,21 @@ constexpr std::array kGemmaBlock{
     Part{"post_feedforward_layernorm", "post_ffw_norm"},
 };
 
-// Qwen3.5's: Gated DeltaNet, and the norm before the MLP by the place that it has in other models.
-constexpr std::array kQwen35Block{
+// Hybrids': Gated DeltaNet, and the norm before the MLP by the place that it has in other models.
+// Qwen3-Next has two projections where Qwen3.5 has four.
+constexpr std::array kHybridBlock{
     Part{"post_attention_layernorm", "post_attention_norm"},
     Part{"linear_attn.in_proj_qkv", "attn_qkv"},
     Part{"linear_attn.in_proj_z", "attn_gate"},
     Part{"linear_attn.in_proj_a", "ssm_alpha"},
     Part{"linear_attn.in_proj_b", "ssm_beta"},
+    Part{"linear_attn.in_proj_qkvz", "ssm_in"},
+    Part{"linear_attn.in_proj_ba", "ssm_ba"},
     Part{"linear_attn.conv1d", "ssm_conv1d"},
     Part{"linear_attn.norm", "ssm_norm"},
     Part{"linear_attn.out_proj", "ssm_out"},
 };
-constexpr std::array kQwen35Parameters{
+constexpr std::array kHybridParameters{
     // GGUF's ssm_a is -e^A_log.
     Part{"linear_attn.A_log", "ssm_a_log"},
     Part{"linear_attn.dt_bias", "ssm_dt.bias"},
@@ -59,6 +62,7 @@ constexpr std::array kQwen35Parameters{
 // named by `expert_part`; stacks of all of them have no ".weight".
 constexpr std::array kExpertBlock{
     Part{"mlp.gate", "ffn_gate_inp"},
+    Part{"block_sparse_moe.gate", "ffn_gate_inp"},  // Mixtral's
     Part{"mlp.shared_expert_gate", "ffn_gate_inp_shexp"},
     Part{"mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
     Part{"mlp.shared_expert.up_proj", "ffn_up_shexp"},
@@ -69,9 +73,9 @@ constexpr std::array kExpertStacks{
     Part{"mlp.experts.down_proj", "ffn_down_exps.weight"},
 };
 constexpr std::array kExpert{
-    Part{"gate_proj.weight", "ffn_gate"},
-    Part{"up_proj.weight", "ffn_up"},
-    Part{"down_proj.weight", "ffn_down"},
+    Part{"gate_proj.weight", "ffn_gate"}, Part{"up_proj.weight", "ffn_up"},
+    Part{"down_proj.weight", "ffn_down"}, Part{"w1.weight", "ffn_gate"},  // Mixtral's
+    Part{"w3.weight", "ffn_up"},          Part{"w2.weight", "ffn_down"},
 };
 
 template <std::size_t kCount>
@@ -89,9 +93,9 @@ bool strip_prefix(std::string_view& name, std::string_view prefix) {
   return true;
 }
 
-// mlp.experts.7.up_proj.weight -> ffn_up.7.weight
+// mlp.experts.7.up_proj.weight, block_sparse_moe.experts.7.w3.weight -> ffn_up.7.weight
 std::optional<std::string> expert_part(std::string_view part) {
-  if (!strip_prefix(part, "mlp.experts.")) {
+  if (!strip_prefix(part, "mlp.experts.") && !strip_prefix(part, "block_sparse_moe.experts.")) {
     return std::nullopt;
   }
   const std::size_t dot = part.find('.');
@@ -112,13 +116,13 @@ std::optional<std::string> block_part(std::string_view part, std::string_view ar
   std::optional<std::string> name;
   if (architecture == "gemma3") {
     name = look_up(kGemmaBlock, part.substr(0, dot));
-  } else if (is_qwen35(architecture)) {
-    if (auto parameter = look_up(kQwen35Parameters, part)) {
+  } else if (is_hybrid(architecture)) {
+    if (auto parameter = look_up(kHybridParameters, part)) {
       return parameter;
     }
-    name = look_up(kQwen35Block, part.substr(0, dot));
+    name = look_up(kHybridBlock, part.substr(0, dot));
   }
-  if (!name && has_experts(architecture)) {
+  if (!name && (has_experts(architecture) || architecture == "llama")) {
     auto expert = look_up(kExpertStacks, part);
     if (!expert) {
       expert = expert_part(part);
@@ -143,11 +147,11 @@ std::optional<std::string> gguf_tensor_name(std::string_view hf_name,
   }
   std::string_view name = hf_name;
   // Layers that predict further tokens, which Transformers leaves out as well.
-  if (is_qwen35(architecture) && name.starts_with("mtp.")) {
+  if (is_hybrid(architecture) && name.starts_with("mtp.")) {
     return std::nullopt;
   }
   strip_prefix(name, "model.");
-  if (is_qwen35(architecture)) {  // beside a vision tower
+  if (is_hybrid(architecture)) {  // beside a vision tower
     if (name.starts_with("visual.")) {
       return std::nullopt;
     }

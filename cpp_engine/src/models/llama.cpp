@@ -1,5 +1,6 @@
 // Llama 1 to 3.x and its relatives (SmolLM2, TinyLlama, Mistral): pre-norm blocks of grouped-query
-// attention and a gated MLP (Touvron et al. 2023, arXiv 2302.13971). Models that differ by features
+// attention and a gated MLP (Touvron et al. 2023, arXiv 2302.13971) or, in Mixtral, experts (arXiv
+// 2401.04088). Models that differ by features
 // of these blocks only (qwen.cpp, gemma.cpp), that have recurrent layers between them (qwen35.cpp)
 // or experts in them (qwen_moe.cpp), are this one with another configuration.
 
@@ -11,6 +12,7 @@
 
 #include "architectures.h"
 #include "decoder_workspace.h"
+#include "expert_config.h"
 #include "layers/embedding.h"
 #include "layers/expert_mlp.h"
 #include "layers/gated_delta_net.h"
@@ -277,12 +279,26 @@ std::unique_ptr<Model> make_decoder(const WeightSource& source, const ModelOptio
   return std::make_unique<Llama>(source, options, std::move(config));
 }
 
+namespace {
+
+DecoderConfig llama_config(const WeightSource& source) {
+  const bool experts = source.get_uint("expert_count").value_or(0) > 0;
+  DecoderConfig config = read_decoder_config(source, experts);
+  if (experts) {  // whose files give their length as that of a dense MLP
+    config.experts = read_expert_config(source, config,
+                                        {.normalised = true, .shared = false, .ffn = config.ffn});
+  }
+  return config;
+}
+
+}  // namespace
+
 std::unique_ptr<Model> make_llama(const WeightSource& source, const ModelOptions& options) {
-  return make_decoder(source, options, read_decoder_config(source));
+  return make_decoder(source, options, llama_config(source));
 }
 
 ModelInfo describe_llama(const WeightSource& source) {
-  return describe_decoder(source, read_decoder_config(source));
+  return describe_decoder(source, llama_config(source));
 }
 
 }  // namespace pocket

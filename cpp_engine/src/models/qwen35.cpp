@@ -1,6 +1,6 @@
-// Qwen3.5, dense and MoE: three of four layers are Gated DeltaNet (arXiv 2412.06464), the others
-// attend to all positions through Qwen3's blocks, whose output is gated and whose heads rotate in
-// part.
+// Qwen3.5, dense and MoE, and Qwen3-Next, with experts in all or some layers: three of four layers
+// are Gated DeltaNet (arXiv 2412.06464), the others attend to all positions through Qwen3's blocks,
+// whose output is gated and whose heads rotate in part.
 
 #include <string>
 
@@ -37,14 +37,18 @@ DeltaNetConfig read_delta(const WeightSource& source, const ConfigReader& reader
   reader.multiple("linear key head dimension", delta.key_dim, kPanelRows);
   reader.multiple("linear value head dimension", delta.value_dim, kPanelRows);
   reader.multiple("width of all linear value heads", inner, kQuantBlock);
-  // GGUF files order value heads so that those of one key head are key_heads apart.
-  delta.grouped = source.get_uint("ssm.grouped_value_heads").value_or(0) != 0;
+  // GGUF files of Qwen3.5 order value heads so that those of one key head are key_heads apart.
+  delta.grouped = source.architecture() == "qwen3next" ||
+                  source.get_uint("ssm.grouped_value_heads").value_or(0) != 0;
   return delta;
 }
 
 std::vector<bool> read_recurrent_layers(const WeightSource& source, const ConfigReader& reader,
-                                        std::size_t layers) {
-  if (auto flags = source.get_flags("recurrent_layers")) {
+                                        std::size_t layers, std::size_t extra) {
+  if (auto flags = source.get_flags("attention.recurrent_layers")) {
+    if (flags->size() == layers + extra) {
+      flags->resize(layers);
+    }
     if (flags->size() != layers) {
       reader.fail(ErrorCode::kBadFile, "layer_types: has " + std::to_string(flags->size()) +
                                            " entries; must have one for each of the " +
@@ -75,11 +79,11 @@ DecoderConfig qwen35_config(const WeightSource& source, bool experts = false) {
   config.qk_norm = true;
   config.attention_gate = true;
   config.delta = read_delta(source, reader);
-  config.recurrent_layers = read_recurrent_layers(source, reader, config.layers);
+  config.recurrent_layers = read_recurrent_layers(source, reader, config.layers, extra);
   if (config.window != 0) {
     reader.fail(ErrorCode::kUnsupported, "attention.sliding_window: got " +
                                              std::to_string(config.window) +
-                                             "; Qwen3.5's attention has no window here");
+                                             "; this model's attention has no window here");
   }
   if (config.attention_count() == 0) {
     reader.fail(ErrorCode::kUnsupported,
@@ -92,6 +96,10 @@ DecoderConfig qwen35moe_config(const WeightSource& source) {
   DecoderConfig config = qwen35_config(source, /*experts=*/true);
   config.experts = read_expert_config(source, config, {.normalised = true, .shared = true});
   return config;
+}
+
+DecoderConfig qwen3next_config(const WeightSource& source) {
+  return qwen35moe_config(source);  // what differs is how the file keeps it (gated_delta_net.cpp)
 }
 
 }  // namespace
@@ -110,6 +118,14 @@ std::unique_ptr<Model> make_qwen35moe(const WeightSource& source, const ModelOpt
 
 ModelInfo describe_qwen35moe(const WeightSource& source) {
   return describe_decoder(source, qwen35moe_config(source));
+}
+
+std::unique_ptr<Model> make_qwen3next(const WeightSource& source, const ModelOptions& options) {
+  return make_decoder(source, options, qwen3next_config(source));
+}
+
+ModelInfo describe_qwen3next(const WeightSource& source) {
+  return describe_decoder(source, qwen3next_config(source));
 }
 
 }  // namespace pocket

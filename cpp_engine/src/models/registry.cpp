@@ -27,6 +27,7 @@ constexpr std::array kArchitectures{
     Architecture{"qwen3moe", make_qwen3moe, describe_qwen3moe},
     Architecture{"qwen35", make_qwen35, describe_qwen35},
     Architecture{"qwen35moe", make_qwen35moe, describe_qwen35moe},
+    Architecture{"qwen3next", make_qwen3next, describe_qwen3next},
 };
 
 const Architecture& find_architecture(const WeightSource& source) {

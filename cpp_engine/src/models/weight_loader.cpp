@@ -1,8 +1,10 @@
 #include "weight_loader.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "pocket/base/error.h"
 #include "pocket/base/quoted.h"
@@ -59,13 +61,14 @@ std::vector<std::byte> quantise(DType stored_type, std::span<const std::byte> st
   return out;
 }
 
-// The wanted rows [row_begin, row_end) of a matrix whose heads are parts of larger stored heads.
+// The wanted rows [row_begin, row_end) of a matrix, one after the other.
+template <typename SourceRow>
 std::vector<std::byte> gather(std::span<const std::byte> stored, std::size_t row_bytes,
-                              const RowOrder& order, std::size_t row_begin, std::size_t row_end) {
+                              std::size_t row_begin, std::size_t row_end,
+                              const SourceRow& source_row) {
   std::vector<std::byte> out((row_end - row_begin) * row_bytes);
   for (std::size_t row = row_begin; row < row_end; ++row) {
-    const std::size_t source =
-        row / order.head_dim * order.stored_rows + order.first_row + row % order.head_dim;
+    const std::size_t source = source_row(row);
     std::copy_n(stored.begin() + static_cast<std::ptrdiff_t>(source * row_bytes), row_bytes,
                 out.begin() + static_cast<std::ptrdiff_t>((row - row_begin) * row_bytes));
   }
@@ -118,6 +121,12 @@ void WeightLoader::matrix(const std::string& name, std::size_t rows, std::size_t
   add_matrix(std::move(tensor), rows, columns, target, order);
 }
 
+void WeightLoader::gathered(const std::string& name, std::size_t stored_rows, std::size_t columns,
+                            std::vector<std::uint32_t> stored, PackedMatrix& target) {
+  const std::size_t rows = stored.size();
+  add_matrix(require(name, {stored_rows, columns}), rows, columns, target, {}, std::move(stored));
+}
+
 void WeightLoader::stacked(const std::string& name, std::size_t stored_rows, std::size_t first_row,
                            std::size_t rows, std::size_t columns, std::span<PackedMatrix> targets) {
   const StoredTensor stack = require(name, {targets.size(), stored_rows, columns});
@@ -130,10 +139,12 @@ void WeightLoader::stacked(const std::string& name, std::size_t stored_rows, std
 }
 
 void WeightLoader::add_matrix(StoredTensor tensor, std::size_t rows, std::size_t columns,
-                              PackedMatrix& target, RowOrder order) {
+                              PackedMatrix& target, RowOrder order,
+                              std::vector<std::uint32_t> stored) {
   const DType type = packed_type(tensor);
   const std::size_t bytes = aligned(packed_bytes(packed_layout(type), rows, columns));
-  matrices_.push_back({std::move(tensor), rows, columns, type, &target, order, bytes_});
+  matrices_.push_back(
+      {std::move(tensor), rows, columns, type, &target, order, std::move(stored), bytes_});
   bytes_ += bytes;
 }
 
@@ -176,14 +187,18 @@ DType WeightLoader::packed_type(const StoredTensor& tensor) const {
       tensor.type == DType::kF32 || tensor.type == DType::kF16 || tensor.type == DType::kBF16;
   const bool router = tensor.name.ends_with("ffn_gate_inp.weight") ||
                       tensor.name.ends_with("ffn_gate_inp_shexp.weight");
-  if (!weights_ || !floats || router ||
-      tensor.shape.back() % dtype_info(*weights_).block_size != 0) {
+  if (!weights_ || !floats || router) {
     return tensor.type;
   }
   const bool precise = tensor.name == "token_embd.weight" || tensor.name == "output.weight" ||
                        tensor.name.ends_with("ssm_alpha.weight") ||
-                       tensor.name.ends_with("ssm_beta.weight");
-  return precise ? DType::kQ8_0 : *weights_;
+                       tensor.name.ends_with("ssm_beta.weight") ||
+                       tensor.name.ends_with("ssm_ba.weight");
+  DType type = precise ? DType::kQ8_0 : *weights_;
+  if (tensor.shape.back() % dtype_info(type).block_size != 0) {
+    type = narrow_blocks(type);
+  }
+  return tensor.shape.back() % dtype_info(type).block_size == 0 ? type : tensor.type;
 }
 
 void WeightLoader::refuse_unknown_tensors() const {
@@ -239,8 +254,16 @@ PackedWeights WeightLoader::load(ThreadPool& pool) {
     const std::size_t offset =
         item.offset + task.row_begin / kPanelRows * item.target->panel_bytes();
     std::vector<std::byte> gathered;
-    if (item.order.stored_rows > 0) {
-      gathered = gather(item.tensor.data, stride, item.order, task.row_begin, task.row_end);
+    if (!item.stored.empty()) {
+      gathered = gather(item.tensor.data, stride, task.row_begin, task.row_end,
+                        [&](std::size_t row) { return item.stored[row]; });
+    } else if (item.order.stored_rows > 0) {
+      const RowOrder& heads = item.order;
+      gathered =
+          gather(item.tensor.data, stride, task.row_begin, task.row_end, [&](std::size_t row) {
+            return row / heads.head_dim * heads.stored_rows + heads.first_row +
+                   row % heads.head_dim;
+          });
     }
     std::span<const std::byte> stored =
         gathered.empty() ? item.tensor.data.subspan(task.row_begin * stride, rows * stride)

@@ -53,6 +53,9 @@ class WeightLoader {
   /// A matrix of one row may be stored as a vector.
   void matrix(const std::string& name, std::size_t rows, std::size_t columns, PackedMatrix& target,
               RowOrder order = {});
+  /// The rows `stored` of a tensor [stored_rows, columns], in that order.
+  void gathered(const std::string& name, std::size_t stored_rows, std::size_t columns,
+                std::vector<std::uint32_t> stored, PackedMatrix& target);
   /// One tensor [count, stored_rows, columns] of `targets.size()` matrices: each takes `rows` rows
   /// of its own part, from `first_row` on.
   void stacked(const std::string& name, std::size_t stored_rows, std::size_t first_row,
@@ -79,6 +82,7 @@ class WeightLoader {
     DType packed_type;  ///< the tensor's, or what it is quantised to
     PackedMatrix* target;
     RowOrder order;
+    std::vector<std::uint32_t> stored;  // row of the tensor of each row; empty: `order` says
     std::size_t offset;
   };
   struct Vector {
@@ -91,7 +95,7 @@ class WeightLoader {
   };
 
   void add_matrix(StoredTensor tensor, std::size_t rows, std::size_t columns, PackedMatrix& target,
-                  RowOrder order);
+                  RowOrder order, std::vector<std::uint32_t> stored = {});
   StoredTensor require(const std::string& name, const std::vector<std::size_t>& shape);
   [[nodiscard]] DType packed_type(const StoredTensor& tensor) const;
   void add_vector(Vector vector);

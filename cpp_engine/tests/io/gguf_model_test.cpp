@@ -124,6 +124,19 @@ TEST_CASE("a split model has the tensors of all parts and the metadata of the fi
   }
 }
 
+TEST_CASE("the models of a folder") {
+  const Folder folder;
+  CHECK(gguf_models_in(folder.at("")).empty());
+  write_healthy(folder);
+  folder.write("notes.txt", {});
+  folder.write("a.gguf", {});
+  CHECK(gguf_models_in(folder.at("")) ==
+        std::vector<fs::path>{folder.at("a.gguf"), folder.at(name_of(1))});
+  fs::remove(folder.at(name_of(1)));  // what is missing is said when the model is opened
+  CHECK(gguf_models_in(folder.at("")).size() == 2);
+  CHECK_THROWS_AS(static_cast<void>(gguf_models_in(folder.at("absent"))), Error);
+}
+
 TEST_CASE("one file is a model, whatever its name says of one part") {
   const Folder folder;
   GgufBuilder plain, single = part(1, 1, 1);

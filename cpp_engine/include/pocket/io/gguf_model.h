@@ -22,6 +22,11 @@ struct GgufPartName {
 /// Nothing if `file` (a name, no folder) is not the name of a part.
 [[nodiscard]] std::optional<GgufPartName> parse_gguf_part_name(std::string_view file);
 
+/// The GGUF models of a folder by name, a split one as its first part, whether or not that is
+/// there. Throws `Error(kBadFile)` if the folder cannot be read.
+[[nodiscard]] std::vector<std::filesystem::path> gguf_models_in(
+    const std::filesystem::path& folder);
+
 /// A GGUF model: one file, or all parts of a split one, mapped read-only.
 ///
 /// The metadata is the first part's; the others hold tensors. Each part says which one it is

@@ -69,7 +69,9 @@ class WeightSource {
 /// `SafetensorsCheckpoint` and `read_hf_config` throw.
 [[nodiscard]] std::unique_ptr<WeightSource> open_safetensors_source(const std::string& directory);
 
-/// A directory as safetensors, anything else as GGUF.
+/// A folder with a config.json as safetensors, one without as the only GGUF model in it, anything
+/// else as GGUF. `Error(kBadFile)` for a folder with neither, or with several GGUF models, which it
+/// names.
 [[nodiscard]] std::unique_ptr<WeightSource> open_weight_source(const std::string& path);
 
 }  // namespace pocket

@@ -47,7 +47,9 @@ struct GatedDeltaNet {
   std::span<const float> norm;  ///< [value_dim]
 
   /// Registers `prefix`attn_{qkv,gate}.weight and ssm_{alpha,beta,out,conv1d,norm}.weight,
-  /// ssm_dt.bias and ssm_a, or ssm_a_log where the file keeps log(-a).
+  /// ssm_dt.bias and ssm_a, or ssm_a_log where the file keeps log(-a). Qwen3-Next's files may keep
+  /// the first two as ssm_in.weight and the next two as ssm_ba.weight, whose rows come key head by
+  /// key head: its q, k, values and gates; the betas and the alphas of its value heads.
   void load(WeightLoader& loader, const std::string& prefix, const DecoderConfig& config);
 
   [[nodiscard]] InputForm input(Precision precision) const;
