@@ -3,6 +3,7 @@
 Imports nothing else of the package; everything may import it.
 """
 
+from pocket_backend.api.capabilities import BackendCapabilities
 from pocket_backend.api.engine_args import EngineArgs
 from pocket_backend.api.errors import (
     BackendNotImplementedError,
@@ -18,6 +19,12 @@ from pocket_backend.api.errors import (
     TensorParallelSupervisorError,
     UnsupportedFeatureError,
 )
+from pocket_backend.api.older_spi import (
+    BackendContext,
+    BackendFactory,
+    EngineBackend,
+    create_backend,
+)
 from pocket_backend.api.sampling_params import SamplingParams
 from pocket_backend.api.types import (
     FinishReason,
@@ -30,11 +37,15 @@ from pocket_backend.api.types import (
 )
 
 __all__ = [
+    "BackendCapabilities",
+    "BackendContext",
+    "BackendFactory",
     "BackendNotImplementedError",
     "BackendUnavailableError",
     "ConfigurationError",
     "DeadlineExceededError",
     "EngineArgs",
+    "EngineBackend",
     "EngineError",
     "FinishReason",
     "GenerationRequest",
@@ -51,4 +62,5 @@ __all__ = [
     "TokenLogprob",
     "UnsupportedFeatureError",
     "Usage",
+    "create_backend",
 ]

@@ -22,6 +22,7 @@ from pocket_backend.engine.unified import UnifiedEngine, new_request_id
 from pocket_backend.engine.validation import token_tuple
 
 if TYPE_CHECKING:
+    from pocket_backend.api import BackendCapabilities
     from pocket_backend.observability.health import HealthStatus
     from pocket_backend.text.tokenizer import Tokenizer
 
@@ -96,6 +97,11 @@ class LLM:
     @property
     def engine(self) -> UnifiedEngine:
         return self._engine
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """What the engine can do with its backend."""
+        return self._engine.capabilities
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -25,7 +25,7 @@ from pocket_backend.engine.validation import RequestLimits, token_tuple, validat
 from pocket_backend.observability.logging import get_logger, log_event
 
 if TYPE_CHECKING:
-    from pocket_backend.api import EngineArgs, TokenEvent
+    from pocket_backend.api import BackendCapabilities, EngineArgs, TokenEvent
     from pocket_backend.core.step import MemoryInfo
     from pocket_backend.engine.loop import StepHook
     from pocket_backend.engine.stats import EngineStats
@@ -296,6 +296,11 @@ class UnifiedEngine:
     def health(self) -> HealthStatus:
         """Health now, without waiting for the engine thread."""
         return self._loop.health()
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """What the engine can do with its backend."""
+        return self._backend.capabilities
 
     @property
     def memory_info(self) -> MemoryInfo:

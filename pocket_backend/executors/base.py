@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from pocket_backend.api.capabilities import BackendCapabilities
 from pocket_backend.api.errors import EngineError
 
 if TYPE_CHECKING:
@@ -66,6 +67,18 @@ class BackendExecutor(ABC):
             EngineError: this executor does not swap, or an id is out of range.
         """
         raise EngineError(f"{type(self).__name__} does not swap blocks")
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        """What an engine on this executor can do; streaming and cancelling are the engine's."""
+        return BackendCapabilities(
+            name=type(self).__name__,
+            supports_batch=self.supports_feature("batch_mode"),
+            supports_streaming=True,
+            supports_cancellation=True,
+            supports_logprobs=self.supports_feature("logprobs"),
+            supports_prefix_caching=self.supports_feature("prefix_cache"),
+        )
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

@@ -36,7 +36,7 @@ from pocket_backend.executors.memory import available_memory
 from pocket_backend.text.gguf_files import gguf_model_file
 
 if TYPE_CHECKING:
-    from pocket_backend.api import EngineArgs
+    from pocket_backend.api import BackendCapabilities, EngineArgs
 
 _FEATURES = frozenset(
     {
@@ -174,6 +174,17 @@ class CppEngineBackend(BackendExecutor):
         if feature == "block_copies" and self._states is not None:
             return False  # a copied block comes without the state that goes with it
         return feature in _FEATURES
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        return replace(
+            super().capabilities,
+            name="cpp",
+            models=tuple(self._native.registered_architectures()),
+            model_formats=("gguf", "safetensors"),
+            devices=("cpu",),
+            details={"isa": self.isa, "kv_dtype": self.kv_dtype},
+        )
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pocket_backend.api import ConfigurationError, EngineError, PocketLLMError
+from pocket_backend.api import BackendCapabilities, ConfigurationError, EngineError, PocketLLMError
 from pocket_backend.core.step import ExecuteOutput, ExecuteRequest, MemoryInfo
 from pocket_backend.executors.base import BackendExecutor
 from pocket_backend.executors.cpu_quota import quota_threads
@@ -134,6 +134,16 @@ class PyTorchBackend(BackendExecutor):
         if self._recurrent is not None and feature in ("recurrent_state", "block_copies"):
             return feature == "recurrent_state"
         return feature in _FEATURES
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        return replace(
+            super().capabilities,
+            name="torch",
+            model_formats=("safetensors", "gguf"),
+            devices=(self._device.type,),
+            details={"dtype": str(self._dtype).removeprefix("torch.")},
+        )
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

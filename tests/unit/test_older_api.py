@@ -217,3 +217,42 @@ def test_pytorch_backend_takes_the_documented_options() -> None:
         {"max_batch_size": 4, "device": "cuda", "torch_dtype": "float16"}
     )
     assert (options.max_batch_size, options.device, options.dtype) == (4, "cuda", "float16")
+
+
+def test_capabilities_of_an_engine(ckpt: str) -> None:
+    with pocketllm.LLM(EngineArgs(model=ckpt, backend="cpp")) as llm:
+        found = llm.capabilities
+    assert isinstance(found, pocketllm.BackendCapabilities)
+    assert (found.name, found.devices) == ("cpp", ("cpu",))
+    assert {"llama", "qwen35"} <= set(found.models)
+    assert found.model_formats == ("gguf", "safetensors")
+    assert found.supports("prefix_caching")
+    assert found.supports("supports_logprobs")
+    for absent in ("embeddings", "structured_outputs", "speculative_decoding", "details", "magic"):
+        assert not found.supports(absent)
+
+
+def test_device_kinds() -> None:
+    assert pocketllm.device_kinds()[0] == "cpu"
+    assert set(pocketllm.device_kinds()) <= {"cpu", "cuda"}
+
+
+def test_the_older_interface_of_a_backend_is_refused_with_a_remedy() -> None:
+    """Importing the names works; whoever uses one is told what there is instead."""
+    from pocketllm import BackendContext, BackendFactory, EngineBackend, create_backend
+
+    def subclass(base: type) -> None:
+        type("Mine", (base,), {})
+
+    for use in (
+        EngineBackend,
+        BackendContext,
+        BackendFactory,
+        lambda: subclass(EngineBackend),
+        lambda: subclass(BackendFactory),
+    ):
+        with pytest.raises(UnsupportedFeatureError, match="register_backend"):
+            use()
+    with pytest.raises(UnsupportedFeatureError, match=r"LLM\(EngineArgs") as caught:
+        create_backend(EngineArgs(model="fake"))
+    assert caught.value.feature == "create_backend"

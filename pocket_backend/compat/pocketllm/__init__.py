@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pocket_backend import __version__
     from pocket_backend.api import (
+        BackendCapabilities,
+        BackendContext,
+        BackendFactory,
         BackendNotImplementedError,
         BackendUnavailableError,
         ConfigurationError,
         DeadlineExceededError,
         EngineArgs,
+        EngineBackend,
         EngineError,
         GenerationRequest,
         GenerationResult,
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
         TokenEvent,
         UnsupportedFeatureError,
         Usage,
+        create_backend,
     )
     from pocket_backend.core import (
         ContinuousBatchScheduler,
@@ -43,12 +48,16 @@ if TYPE_CHECKING:
     from pocket_backend.engine.unified import UnifiedEngine
     from pocket_backend.executors.base import BackendExecutor
     from pocket_backend.executors.cpp_engine import CppEngineBackend
+    from pocket_backend.executors.torch_devices import device_kinds
     from pocket_backend.observability.health import HealthStatus
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BackendCapabilities",
+    "BackendContext",
     "BackendExecutor",
+    "BackendFactory",
     "BackendNotImplementedError",
     "BackendUnavailableError",
     "ConfigurationError",
@@ -56,6 +65,7 @@ __all__ = [
     "CppEngineBackend",
     "DeadlineExceededError",
     "EngineArgs",
+    "EngineBackend",
     "EngineError",
     "ExecuteOutput",
     "ExecuteRequest",
@@ -77,6 +87,8 @@ __all__ = [
     "UnsupportedFeatureError",
     "Usage",
     "__version__",
+    "create_backend",
+    "device_kinds",
 ]
 
 _ELSEWHERE = {
@@ -93,6 +105,7 @@ _ELSEWHERE = {
     "ScheduledRequest": "pocket_backend.core",
     "UnifiedEngine": "pocket_backend.engine.unified",
     "__version__": "pocket_backend",
+    "device_kinds": "pocket_backend.executors.torch_devices",
 }
 
 
