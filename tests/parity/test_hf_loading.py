@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import ggml_quants
 import numpy as np
 import pytest
 import torch
@@ -170,20 +171,43 @@ def test_no_model_in_the_directory(tmp_path):
 # --- quantised while loading ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weights", ["q8_0", "q4_0"])
-def test_quantising_at_load_equals_a_quantised_file(tmp_path, weights):
-    """Bit for bit, against a GGUF whose blocks the gguf package made from the same floats."""
-    shape = TinyLlama(tied=False, head_dim=32, hidden=128)
-    floats, blocks = tmp_path / "floats.gguf", tmp_path / "blocks.gguf"
-    write_gguf(floats, shape)
-    ends = {"token_embd.weight": "Q8_0", "output.weight": "Q8_0"}
-    kind = weights.upper()
-    write_gguf(blocks, TinyLlama(tied=False, head_dim=32, hidden=128, weight_format=kind),
-               formats=ends)  # fmt: skip
+ENDS = {"token_embd.weight": "Q8_0", "output.weight": "Q8_0"}
+
+
+def check_quantised(folder, weights, kind, **sizes) -> None:
+    """Bit for bit: floats quantised at load, and a GGUF file with blocks of ``kind``."""
+    floats, blocks = folder / "floats.gguf", folder / "blocks.gguf"
+    write_gguf(floats, TinyLlama(tied=False, head_dim=32, **sizes))
+    write_gguf(blocks, TinyLlama(tied=False, head_dim=32, weight_format=kind, **sizes),
+               formats=ENDS)  # fmt: skip
     for precision in ("int8", "f32"):
         expected = logits(blocks, precision=precision)
         assert np.array_equal(logits(floats, weights=weights, precision=precision), expected)
     assert not np.array_equal(logits(floats), logits(blocks))
+
+
+@pytest.mark.parametrize("weights", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
+def test_quantising_at_load_equals_a_quantised_file(tmp_path, weights):
+    """Whose blocks the gguf package made from the same floats."""
+    check_quantised(tmp_path, weights, weights.upper(), hidden=128)
+
+
+@pytest.mark.parametrize("weights", ["q4_k", "q5_k", "q6_k"])
+def test_k_quants_at_load_equal_a_file_of_their_blocks(tmp_path, monkeypatch, weights):
+    """Which hold what tests/property/test_quantise.py says of them."""
+    monkeypatch.setattr(
+        ggml_quants,
+        "quantize",
+        lambda rows, kind: pocket_cpp_core.quantize_rows(np.ascontiguousarray(rows), kind.lower()),
+    )
+    check_quantised(tmp_path, weights, weights.upper(), hidden=256, heads=8, ffn=256)
+
+
+@pytest.mark.parametrize(
+    ("weights", "kind"), [("q4_k", "Q5_0"), ("q5_k", "Q5_1"), ("q6_k", "Q8_0")]
+)
+def test_rows_that_are_no_whole_k_blocks_get_blocks_of_32(tmp_path, weights, kind):
+    check_quantised(tmp_path, weights, kind, hidden=128)
 
 
 def test_quantising_a_bfloat16_directory(tmp_path, llama):
