@@ -137,7 +137,16 @@ def test_a_tensor_that_the_model_would_ignore(tmp_path):
             native.ModelFileError,
             "original_context_length is missing",
         ),
-        (TinyLlama(extra={"expert_count": 8}), native.Unsupported, "expert_count: got 8"),
+        (
+            TinyLlama(extra={"expert_count": 8}),
+            native.ModelFileError,
+            "expert_used_count is missing",
+        ),
+        (
+            TinyLlama(architecture="qwen2", extra={"expert_count": 8}),
+            native.Unsupported,
+            "mixtures of experts of a qwen2 model are not supported",
+        ),
         (TinyLlama(extra={"attention.value_length": 32}), native.Unsupported, "value_length"),
         (TinyLlama(head_dim=24), native.Unsupported, "head dimension: got 24.*multiple of 16"),
         (TinyLlama(head_dim=272), native.Unsupported, "head dimension: got 272.*at most 256"),
