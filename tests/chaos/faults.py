@@ -20,7 +20,7 @@ _SIGNALS = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 HEAL_SECONDS = 90.0
 """Least limit of waiting; the bars are judged by the report."""
 _HEAL_STRETCH = 10.0
-"""The limit in seconds for each unit of ``slowness``: a bar that the report stretches may be met."""
+"""The limit in seconds for each unit of ``slowness``, by which the report stretches its bars."""
 RECONNECT_SECONDS = 6.0
 """A gRPC channel whose server was gone tries again after at most 5 s (the client's setting)."""
 _PRESSURE_SECONDS = 3.0
