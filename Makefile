@@ -11,11 +11,12 @@ CPP_BUILD := build/cpp-release
 CPP_SOURCES := $(shell find cpp_engine -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 CPP_STYLED := $(filter %.cpp %.h,$(CPP_SOURCES))
 
-.PHONY: help run test test-slow browser-test lint format types cpp-test py-test py-test-library py-test-serving bench bench-smoke perf-analyzer locust chart deploy-test docker-test wheel lock sbom clean
+.PHONY: help run test sanitizers fuzz test-slow browser-test lint format types cpp-test py-test py-test-library py-test-serving bench bench-smoke perf-analyzer locust chart deploy-test docker-test wheel lock sbom clean
 
 help:
 	@echo "make run    [ONCE=1] [MODEL=/path] [BACKEND=torch] [HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002]"
 	@echo "make test   lint, types, C++ tests, Python tests, Triton end to end"
+	@echo "make sanitizers | fuzz   C++ tests under ASan, UBSan and TSan; fuzzers for FUZZ_SECONDS each (needs Clang)"
 	@echo "make chart | deploy-test   Helm: render the chart's manifests; lint and validate it"
 	@echo "make docker-test   Docker: build the images and try compose.yaml on a real engine"
 	@echo "make wheel | sbom | lock   reproducible wheel, bills of materials, hashes of the images' requirements"
@@ -79,6 +80,28 @@ cpp-test: $(VENV)/.test $(VENV)/.engine
 	  -DPOCKET_BUILD_TESTS=ON -DPOCKET_BUILD_TOOLS=ON -Wno-dev >/dev/null
 	$(BIN)/cmake --build $(CPP_BUILD)
 	$(BIN)/ctest --test-dir $(CPP_BUILD) --output-on-failure
+
+# The C++ tests, with the fuzz targets' corpora, under AddressSanitizer and UndefinedBehaviorSanitizer,
+# and under ThreadSanitizer. Any report fails a test.
+SANITIZERS := asan tsan
+WITH_TOOLS := PATH="$(abspath $(BIN)):$$PATH"
+sanitizers: $(VENV)/.run
+	@tools/check_compiler.sh && tools/system_packages.sh
+	@cd cpp_engine && for preset in $(SANITIZERS); do \
+	  $(WITH_TOOLS) cmake --preset $$preset && $(WITH_TOOLS) cmake --build --preset $$preset && \
+	  $(WITH_TOOLS) ctest --preset $$preset || exit 1; done
+
+# Every fuzz target for FUZZ_SECONDS, one after the other; needs Clang. New inputs go to build/fuzz-TARGET.
+FUZZ_SECONDS := 600
+FUZZ_TARGETS := $(notdir $(wildcard tests/fuzz/corpus/*))
+fuzz: $(VENV)/.run
+	@command -v clang++ >/dev/null || { echo "No clang++: install clang 14 or newer (apt-get install clang)." >&2; exit 1; }
+	@cd cpp_engine && $(WITH_TOOLS) cmake --preset fuzz && $(WITH_TOOLS) cmake --build --preset fuzz
+	@for target in $(FUZZ_TARGETS); do \
+	  mkdir -p build/fuzz-$$target build/fuzz-findings && \
+	  build/cpp-fuzz/fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -timeout=25 -rss_limit_mb=1536 \
+	    -print_final_stats=1 -artifact_prefix=build/fuzz-findings/$$target- \
+	    build/fuzz-$$target tests/fuzz/corpus/$$target || exit 1; done
 
 # Two processes, since those that serve wait for most of their time while the others compute. A
 # selection in PYTEST_ARGS may leave one of them without a test (status 5).

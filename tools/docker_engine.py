@@ -1,6 +1,6 @@
 """A private Docker engine for the tests: started from nothing, ended by pid, nothing left behind.
 
-    python tools/docker_engine.py install     # Debian's engine, Compose and buildx (needs root)
+    python tools/docker_engine.py install     # Debian's engine, Compose, buildx, haproxy (root)
     python tools/docker_engine.py start       # prints the address for DOCKER_HOST
     python tools/docker_engine.py stop        # its containers, bridges and firewall rules, too
 
@@ -37,6 +37,8 @@ _CHAINS = (
     ("filter", "DOCKER-USER"), ("filter", "DOCKER-ISOLATION-STAGE-1"),
     ("filter", "DOCKER-ISOLATION-STAGE-2"), ("filter", "DOCKER"), ("nat", "DOCKER"),
 )  # fmt: skip
+_started: dict[int, subprocess.Popen[bytes]] = {}
+"""Engines that this process started: it is their parent, and must wait for them."""
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 
 
@@ -59,23 +61,25 @@ def missing() -> str | None:
 
 
 def install() -> None:
-    """Debian's engine, and Compose and buildx from a newer suite. Needs root and a Debian mirror.
+    """Debian's engine and haproxy, Compose and buildx from a newer suite. Needs root and a mirror.
 
     Raises:
         EngineError: not root, or not a Debian with apt.
     """
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise EngineError("installing an engine needs root on a Debian system")
-    if missing() is None:
+    haproxy = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+    if missing() is None and haproxy is not None:
         return
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     _run("apt-get", "-qq", "update", env=environment)
     _run(
         "apt-get", "install", "-y", "-qq", "--no-install-recommends",
-        "docker.io", "iptables", "iproute2", "debootstrap", env=environment,
+        "docker.io", "iptables", "iproute2", "debootstrap", "haproxy", env=environment,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        _install_plugins(Path(folder))
+    if missing() is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            _install_plugins(Path(folder))
 
 
 def _install_plugins(folder: Path) -> None:
@@ -148,6 +152,7 @@ def start(state: Path) -> str:
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     record["pid"] = process.pid
+    _started[process.pid] = process
     _record_file(state).write_text(json.dumps(record))
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
@@ -219,9 +224,10 @@ def _end(pid: int) -> None:
 
 def _alive(pid: int) -> bool:
     """Whether it runs; a child of ours that ended is waited for."""
-    with contextlib.suppress(ChildProcessError):
-        if os.waitpid(pid, os.WNOHANG)[0] == pid:
-            return False
+    process = _started.get(pid)
+    if process is not None and process.poll() is not None:
+        del _started[pid]
+        return False
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"dockerd")
     except OSError:

@@ -166,7 +166,7 @@ def test_what_workflows_call_exists() -> None:
         for word in line.split()
         if "=" not in word
     }
-    assert called >= {"lint", "types", "deploy-test", "test-slow", "sbom"}
+    assert called >= {"lint", "types", "sanitizers", "deploy-test", "test-slow", "sbom"}
     assert called <= targets
     for script in scripts():
         for path in re.findall(r"tests/[\w/.]+", script):

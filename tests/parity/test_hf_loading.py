@@ -152,6 +152,16 @@ def test_a_tensor_that_nobody_computes_is_refused_by_its_own_name(directory):
             "rope_type: got 'longrope'; supported are default, linear, llama3 and yarn",
         ),
         ({"rope_parameters": {"rope_type": "yarn"}}, "factor of the yarn RoPE is missing"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0}},
+            "give a frequency factor of",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1e300}},
+            "give a magnitude of",
+        ),
+        ({"partial_rotary_factor": -1}, "partial_rotary_factor: got -1.000000; must be above 0"),
+        ({"partial_rotary_factor": 1e30}, "must be above 0 and at most 1"),
         ({"eos_token_id": "</s>"}, "eos_token_id is a string"),
     ],
 )

@@ -88,8 +88,9 @@ std::size_t available_cpus() noexcept {
   return fallback == 0 ? 1 : fallback;
 }
 
-/// Tasks [begin, end) that nobody has claimed, in one word so that both ends move atomically.
-struct TaskRange {
+/// Tasks [begin, end) that nobody has claimed, in one word so that both ends move atomically;
+/// aligned as one, since Clang calls libatomic for less.
+struct alignas(8) TaskRange {
   std::uint32_t begin;
   std::uint32_t end;
 };

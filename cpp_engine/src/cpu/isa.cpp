@@ -1,5 +1,7 @@
 #include "pocket/cpu/isa.h"
 
+#include <cpuid.h>
+
 #include <cstdlib>
 #include <string>
 
@@ -10,14 +12,21 @@ namespace {
 
 constexpr std::string_view kVariable = "POCKETLLM_ISA";
 
+// Read directly: Clang before 19 does not know the name in __builtin_cpu_supports. It uses AVX's
+// registers, which the check for AVX2 covers.
+bool has_f16c() noexcept {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 }  // namespace
 
 // libgcc's feature bits include the operating system's: it reads XGETBV and leaves a set out when
 // its registers are not saved on a context switch.
 Isa detect_isa() noexcept {
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
-                    __builtin_cpu_supports("f16c") != 0;
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 && has_f16c();
   const bool avx512 =
       avx2 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
       __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&

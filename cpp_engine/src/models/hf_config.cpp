@@ -180,6 +180,10 @@ void read_rope(const Fields& fields, HfConfig& config) {
   }
   config.floats["rope.freq_base"] = base;
   if (partial) {
+    if (!(*partial > 0.0 && *partial <= 1.0)) {
+      fields.fail("partial_rotary_factor: got " + std::to_string(*partial) +
+                  "; must be above 0 and at most 1");
+    }
     const auto head_dim = config.uints.find("attention.key_length");
     const std::uint64_t dims =
         head_dim != config.uints.end()

@@ -77,11 +77,22 @@ void read_factors(const WeightSource& source, const ConfigReader& reader, RopeCo
   }
   rope.frequency_factors.resize(pairs);
   dequantize_row(factors->type, factors->data, rope.frequency_factors);
+}
+
+// Whether they came from a tensor or from keys, each of which may be a number and the result not.
+void check_result(const ConfigReader& reader, const RopeConfig& rope) {
   for (const float factor : rope.frequency_factors) {
     if (!std::isfinite(factor) || factor <= 0.0F) {
-      reader.fail(ErrorCode::kBadFile, "rope_freqs.weight holds " + std::to_string(factor) +
-                                           "; factors must be finite and positive");
+      reader.fail(ErrorCode::kBadFile,
+                  "rope_freqs.weight or rope.scaling.* give a frequency factor of " +
+                      std::to_string(factor) + "; factors must be finite and positive");
     }
+  }
+  if (!std::isfinite(static_cast<float>(rope.magnitude))) {
+    reader.fail(ErrorCode::kBadFile,
+                "rope.scaling.attn_factor and rope.scaling.factor give a "
+                "magnitude of " +
+                    std::to_string(rope.magnitude) + "; it must be finite");
   }
 }
 
@@ -112,6 +123,7 @@ RopeConfig read_rope_config(const WeightSource& source, std::size_t head_dim) {
                                              "; supported are none, linear, llama3 and yarn");
   }
   read_factors(source, reader, rope);
+  check_result(reader, rope);
   return rope;
 }
 

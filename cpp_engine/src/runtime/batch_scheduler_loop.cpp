@@ -317,10 +317,11 @@ void QwenBatchScheduler::count_requests() {
 // Publishes results and numbers, then calls back.
 void QwenBatchScheduler::flush() {
   const auto take = [this](auto& requests) {
-    const auto done = std::ranges::stable_partition(
-        requests, [](const RequestPtr& request) { return !request->state.finished; });
-    std::move(done.begin(), done.end(), std::back_inserter(finished_));
-    requests.erase(done.begin(), done.end());
+    const auto done =
+        std::stable_partition(requests.begin(), requests.end(),
+                              [](const RequestPtr& request) { return !request->state.finished; });
+    std::move(done, requests.end(), std::back_inserter(finished_));
+    requests.erase(done, requests.end());
   };
   take(running_);
   take(waiting_);

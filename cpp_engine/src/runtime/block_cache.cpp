@@ -1,7 +1,6 @@
 #include "pocket/runtime/block_cache.h"
 
 #include <algorithm>
-#include <ranges>
 #include <string>
 
 #include "pocket/base/error.h"
@@ -90,7 +89,8 @@ BlockCache::Node BlockCache::publish(std::int32_t block, Node before,
 }
 
 void BlockCache::release(std::span<const std::int32_t> blocks) {
-  for (const std::int32_t block : blocks | std::views::reverse) {
+  for (auto next = blocks.rbegin(); next != blocks.rend(); ++next) {
+    const std::int32_t block = *next;
     Block& entry = at(block);
     if (entry.holders == 0) {
       throw Error(ErrorCode::kInternal, "block cache: block " + std::to_string(block) +
