@@ -1,16 +1,16 @@
 """Which server a request should go to so that its prefix is in that server's cache.
 
 Rendezvous hashing: every (prefix, server) pair has a score, and the best score wins, so that a
-server that comes or goes moves only the prefixes that it gains or loses. A load bound keeps a
-popular prefix from piling up on one server: it spills to its second choice, which then has the
-prefix, too.
+server that comes or goes moves only the prefixes that it gains or loses, and several gateways
+agree without talking. A load limit keeps a popular prefix from piling up on one server: it spills
+to another one, which then has it, too, and from then on whichever of them has less to do is asked.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
 
 from pocket_client.options import GenerationRequest
 
@@ -19,8 +19,16 @@ PREFIX_BYTES = 256
 turns of one conversation agree; long enough that conversations without a system prompt differ."""
 PREFIX_IDS = 64
 """Four KV blocks of token ids."""
-LOAD_FACTOR = 1.25
-"""A server may have this much more than its even share of the open requests."""
+LOAD_FACTOR = 0.25
+"""A server may have this share of the mean more open requests than the least loaded one."""
+KNOWN_SLACK = 6
+"""With few requests open, a server that has the prefix may have this many more: computing a prefix
+again delays everybody there, waiting behind a few prefix hits does not (docs/benchmarks.md)."""
+NEW_SLACK = 1
+"""Likewise for a prefix that no server has: it should go to its own server, so that gateways agree,
+but there is nothing yet to gain from a longer queue."""
+REMEMBERED = 8192
+"""Prefixes; many times what the caches of a few servers hold."""
 
 
 def prefix_key(request: GenerationRequest) -> bytes:
@@ -40,20 +48,56 @@ def score(key: bytes, server: str) -> int:
     return int.from_bytes(digest, "big")
 
 
-def load_bound(open_requests: int, servers: int) -> int:
-    """How many a server may have, the new request included, if ``open_requests`` are open now."""
-    return math.ceil(LOAD_FACTOR * (open_requests + 1) / servers)
+def load_limit(loads: Collection[int], slack: int) -> float:
+    """The most open requests that a server may have to be given one more."""
+    return min(loads) + max(slack, LOAD_FACTOR * sum(loads) / len(loads))
 
 
-def choose(key: bytes, loads: Mapping[str, int], candidates: Sequence[str]) -> str:
-    """The best server of ``candidates``, of which there is at least one.
+def choose(key: bytes, loads: Mapping[str, int], known: Collection[str] = ()) -> str:
+    """The server for a prefix.
 
     Args:
-        loads: open requests of each candidate.
+        loads: open requests of each candidate, of which there is at least one.
+        known: servers that were given the prefix before, candidates or not.
     """
-    bound = load_bound(sum(loads[server] for server in candidates), len(candidates))
-    ranked = sorted(candidates, key=lambda server: (-score(key, server), server))
-    for server in ranked:
-        if loads[server] < bound:
-            return server
-    raise AssertionError("the mean is below the bound, so one server is")
+    ranked = sorted(loads, key=lambda server: (-score(key, server), server))
+    limit = load_limit(loads.values(), KNOWN_SLACK)
+    having = [server for server in ranked if server in known and loads[server] <= limit]
+    if having:
+        return min(having, key=loads.__getitem__)  # of several, the best by score
+    limit = load_limit(loads.values(), NEW_SLACK)
+    return next(server for server in ranked if loads[server] <= limit)
+
+
+class PrefixRoutes:
+    """Chooses servers, and remembers which ones were given a prefix. Belongs to one event loop."""
+
+    def __init__(self, capacity: int = REMEMBERED) -> None:
+        self._capacity = capacity
+        self._members: frozenset[str] = frozenset()
+        self._servers: OrderedDict[bytes, set[str]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._servers)
+
+    def meet(self, members: Collection[str]) -> None:
+        """These are the servers now. What one that left had cached cannot be relied on; when one
+        joins, every prefix goes to its own server again, or the new one would get no old ones."""
+        now = frozenset(members)
+        if now == self._members:
+            return
+        if now - self._members:
+            self._servers.clear()
+        for known in self._servers.values():
+            known &= now
+        self._members = now
+
+    def choose(self, key: bytes, loads: Mapping[str, int]) -> str:
+        """As the function of that name, for a request that is then sent there."""
+        known = self._servers.setdefault(key, set())
+        self._servers.move_to_end(key)
+        if len(self._servers) > self._capacity:
+            self._servers.popitem(last=False)
+        server = choose(key, loads, known)
+        known.add(server)
+        return server

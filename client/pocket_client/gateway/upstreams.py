@@ -107,6 +107,7 @@ class UpstreamPool:
         self._dns_seconds = dns_seconds
         self._clock = clock
         self._upstreams = {address: Upstream(address) for address in names.fixed}
+        self._routes = affinity.PrefixRoutes()
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -168,12 +169,14 @@ class UpstreamPool:
         listed = self.upstreams
         if not listed:
             raise UnavailableError("no model server is known")
+        good = {up.address for up in listed if up.healthy and up.breaker.allows(now)}
+        self._routes.meet(good)
         fresh = [upstream for upstream in listed if upstream.address not in tried] or listed
         passing = [upstream for upstream in fresh if upstream.breaker.allows(now)]
         healthy = [upstream for upstream in passing if upstream.healthy]
         candidates = healthy or passing or fresh
         loads = {upstream.address: upstream.open for upstream in candidates}
-        return self._upstreams[affinity.choose(key, loads, list(loads))]
+        return self._upstreams[self._routes.choose(key, loads)]
 
     def took(self, upstream: Upstream) -> None:
         upstream.open += 1
