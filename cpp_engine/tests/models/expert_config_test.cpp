@@ -47,6 +47,7 @@ TEST_CASE("what files leave out follows from the architecture and the dense leng
   source.uints["feed_forward_length"] = 128;
   source.uints.erase("expert_feed_forward_length");
   CHECK(read(source).ffn == 64);
+  CHECK(read(source, {.ffn = 128}).ffn == 128);
   CHECK(read(source, {.shared = true}).shared_ffn == 128);
   source.uints["expert_shared_feed_forward_length"] = 96;
   CHECK(read(source, {.shared = true}).shared_ffn == 96);
@@ -83,10 +84,14 @@ TEST_CASE("only architectures with experts take them") {
   const ModelInfo info = describe_model(source);
   CHECK(info.experts == 8);
   CHECK(info.experts_used == 2);
-  for (const char* dense : {"llama", "qwen2", "qwen3", "gemma3"}) {
+  for (const char* dense : {"qwen2", "qwen3", "gemma3"}) {
     source.architecture_name = dense;
     CHECK_THROWS_AS(describe_model(source), Error);
   }
+  source.architecture_name = "llama";  // Mixtral
+  CHECK(describe_model(source).experts == 8);
+  source.uints.erase("expert_count");
+  CHECK(describe_model(source).experts == 0);
 }
 
 }  // namespace
