@@ -3,8 +3,8 @@
 Two Triton servers on this machine, one thread each. Conversations of a few groups share a long
 system prompt per group and come in one seeded order, a few at once, through the gateway's own
 upstream pool; only the choice of a server differs. Each round has prefixes of its own, so nothing
-is cached when it begins. Reported are the share of prompt tokens that were found in a cache, and
-the time to the first token.
+is cached when it begins. Reported are the share of prompt tokens that were found in a cache, the
+time to the first token, and how long the round took.
 """
 
 from __future__ import annotations
@@ -99,10 +99,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One round of one policy. ``ttft``: median seconds to the first token."""
+    """One round of one policy. ``ttft``: median seconds to the first token; ``seconds``: until the
+    last answer was complete."""
 
     cached_ratio: float
     ttft: float
+    seconds: float
 
 
 async def run(pool: UpstreamPool, requests: Sequence[GenerationRequest], at_once: int) -> Figures:
@@ -124,12 +126,14 @@ async def run(pool: UpstreamPool, requests: Sequence[GenerationRequest], at_once
             return usage.prompt_tokens, usage.cached_tokens or 0, first - began
 
     await pool.start()
+    began = time.perf_counter()
     try:
         found = await asyncio.gather(*(one(request) for request in requests))
+        seconds = time.perf_counter() - began
     finally:
         await pool.aclose()
     prompt, cached = (sum(item[part] for item in found) for part in (0, 1))
-    return Figures(cached / prompt, statistics.median(item[2] for item in found))
+    return Figures(cached / prompt, statistics.median(item[2] for item in found), seconds)
 
 
 def measure(addresses: Sequence[str], workload: Workload, rounds: int) -> dict[str, list[Figures]]:
@@ -144,12 +148,13 @@ def measure(addresses: Sequence[str], workload: Workload, rounds: int) -> dict[s
 
 
 def records(found: dict[str, list[Figures]], concurrency: int) -> list[Record]:
-    """``cached_token_ratio`` and ``ttft_seconds`` of each policy."""
+    """``cached_token_ratio``, ``ttft_seconds`` and ``round_seconds`` of each policy."""
     made = []
     for name, figures in found.items():
         for metric, unit, values in (
             ("cached_token_ratio", "ratio", [figure.cached_ratio for figure in figures]),
             ("ttft_seconds", "seconds", [figure.ttft for figure in figures]),
+            ("round_seconds", "seconds", [figure.seconds for figure in figures]),
         ):
             made.append(Record.of(BENCH, "pocketllm", name, concurrency, metric, unit, values))
     return made
@@ -190,8 +195,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in POOLS
     )
     share = affinity["cached_token_ratio"] / max(other["cached_token_ratio"], 1e-9)
-    speed = other["ttft_seconds"] / affinity["ttft_seconds"]
-    print(f"affinity / round robin: cached tokens x {share:.2f}, time to first token / {speed:.2f}")
+    speed, pace = (other[metric] / affinity[metric] for metric in ("ttft_seconds", "round_seconds"))
+    print(
+        f"affinity / round robin: cached tokens x {share:.2f}, "
+        f"time to first token / {speed:.2f}, rounds / {pace:.2f}"
+    )
     if options.json is not None:
         write_records(options.json, made)
     return 0

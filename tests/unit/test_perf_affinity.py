@@ -57,7 +57,8 @@ def test_records(servers: list[FakeUpstream]) -> None:
     found = measure([server.address for server in servers], WORKLOAD, 2)
     assert {name: len(figures) for name, figures in found.items()} == dict.fromkeys(POOLS, 2)
     assert all(figure.ttft > 0 for figures in found.values() for figure in figures)
-    made = records({"affinity": [Figures(0.5, 0.2), Figures(0.7, 0.4)]}, 4)
+    made = records({"affinity": [Figures(0.5, 0.2, 2.0), Figures(0.7, 0.4, 3.0)]}, 4)
     assert [(r.metric, pytest.approx(r.value), r.unit) for r in made] == [
         ("cached_token_ratio", 0.6, "ratio"), ("ttft_seconds", 0.3, "seconds"),
+        ("round_seconds", 2.5, "seconds"),
     ]  # fmt: skip
