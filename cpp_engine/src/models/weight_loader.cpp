@@ -121,10 +121,21 @@ void WeightLoader::matrix(const std::string& name, std::size_t rows, std::size_t
   add_matrix(std::move(tensor), rows, columns, target, order);
 }
 
-void WeightLoader::gathered(const std::string& name, std::size_t stored_rows, std::size_t columns,
-                            std::vector<std::uint32_t> stored, PackedMatrix& target) {
+void WeightLoader::gathered(const std::string& name, std::size_t heads, std::size_t head_rows,
+                            std::size_t columns, std::initializer_list<HeadPart> parts,
+                            PackedMatrix& target) {
+  // The shape first: what a file claims is not allocated for before its tensor confirms it.
+  StoredTensor tensor = require(name, {heads * head_rows, columns});
+  std::vector<std::uint32_t> stored;
+  for (const HeadPart& part : parts) {
+    for (std::size_t head = 0; head < heads; ++head) {
+      for (std::size_t row = part.begin; row < part.begin + part.count; ++row) {
+        stored.push_back(static_cast<std::uint32_t>(head * head_rows + row));
+      }
+    }
+  }
   const std::size_t rows = stored.size();
-  add_matrix(require(name, {stored_rows, columns}), rows, columns, target, {}, std::move(stored));
+  add_matrix(std::move(tensor), rows, columns, target, {}, std::move(stored));
 }
 
 void WeightLoader::stacked(const std::string& name, std::size_t stored_rows, std::size_t first_row,

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <set>
 #include <span>
@@ -25,6 +26,12 @@ struct RowOrder {
   /// `first_row` on. So one tensor makes several matrices (queries and their gates).
   std::size_t stored_rows = 0;
   std::size_t first_row = 0;
+};
+
+/// Rows [begin, begin + count) of each of a tensor's heads.
+struct HeadPart {
+  std::size_t begin;
+  std::size_t count;
 };
 
 /// All weights of a model in their packed form; matrices and vectors point into `arena`.
@@ -53,9 +60,9 @@ class WeightLoader {
   /// A matrix of one row may be stored as a vector.
   void matrix(const std::string& name, std::size_t rows, std::size_t columns, PackedMatrix& target,
               RowOrder order = {});
-  /// The rows `stored` of a tensor [stored_rows, columns], in that order.
-  void gathered(const std::string& name, std::size_t stored_rows, std::size_t columns,
-                std::vector<std::uint32_t> stored, PackedMatrix& target);
+  /// One part after the other of all heads of a tensor [heads * head_rows, columns].
+  void gathered(const std::string& name, std::size_t heads, std::size_t head_rows,
+                std::size_t columns, std::initializer_list<HeadPart> parts, PackedMatrix& target);
   /// One tensor [count, stored_rows, columns] of `targets.size()` matrices: each takes `rows` rows
   /// of its own part, from `first_row` on.
   void stacked(const std::string& name, std::size_t stored_rows, std::size_t first_row,

@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdint>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "linear.h"
 #include "row_tasks.h"
@@ -113,23 +110,6 @@ struct LayerStep {
   }
 };
 
-// Rows of a tensor that keeps what belongs to one key head together.
-struct KeyHeadRows {
-  std::size_t heads;
-  std::size_t of_one;
-
-  [[nodiscard]] std::size_t total() const { return heads * of_one; }
-
-  // Rows [begin, begin + count) of each head, head by head.
-  void append(std::size_t begin, std::size_t count, std::vector<std::uint32_t>& rows) const {
-    for (std::size_t head = 0; head < heads; ++head) {
-      for (std::size_t row = 0; row < count; ++row) {
-        rows.push_back(static_cast<std::uint32_t>(head * of_one + begin + row));
-      }
-    }
-  }
-};
-
 float negative_exp(float value) {
   return static_cast<float>(-std::exp(static_cast<double>(value)));
 }
@@ -139,29 +119,21 @@ float negative_exp(float value) {
 void GatedDeltaNet::load(WeightLoader& loader, const std::string& prefix,
                          const DecoderConfig& config) {
   const DeltaNetConfig& delta = config.delta;
+  const std::size_t key = delta.key_dim, values = delta.group() * delta.value_dim;
   if (const std::string fused = prefix + "ssm_in.weight"; loader.has(fused)) {
-    const std::size_t values = delta.group() * delta.value_dim;
-    const KeyHeadRows rows{delta.key_heads, 2 * delta.key_dim + 2 * values};
-    std::vector<std::uint32_t> mixed_rows;
-    rows.append(0, delta.key_dim, mixed_rows);
-    rows.append(delta.key_dim, delta.key_dim, mixed_rows);
-    rows.append(2 * delta.key_dim, values, mixed_rows);
-    std::vector<std::uint32_t> gate_rows;
-    rows.append(2 * delta.key_dim + values, values, gate_rows);
-    loader.gathered(fused, rows.total(), config.hidden, std::move(mixed_rows), mixed);
-    loader.gathered(fused, rows.total(), config.hidden, std::move(gate_rows), gate);
+    const std::size_t rows = 2 * key + 2 * values;
+    loader.gathered(fused, delta.key_heads, rows, config.hidden,
+                    {{0, key}, {key, key}, {2 * key, values}}, mixed);
+    loader.gathered(fused, delta.key_heads, rows, config.hidden, {{2 * key + values, values}},
+                    gate);
   } else {
     loader.matrix(prefix + "attn_qkv.weight", delta.mixed_width(), config.hidden, mixed);
     loader.matrix(prefix + "attn_gate.weight", delta.value_width(), config.hidden, gate);
   }
   if (const std::string fused = prefix + "ssm_ba.weight"; loader.has(fused)) {
-    const KeyHeadRows rows{delta.key_heads, 2 * delta.group()};
-    std::vector<std::uint32_t> beta_rows;
-    std::vector<std::uint32_t> alpha_rows;
-    rows.append(0, delta.group(), beta_rows);
-    rows.append(delta.group(), delta.group(), alpha_rows);
-    loader.gathered(fused, rows.total(), config.hidden, std::move(beta_rows), beta);
-    loader.gathered(fused, rows.total(), config.hidden, std::move(alpha_rows), alpha);
+    const std::size_t group = delta.group();
+    loader.gathered(fused, delta.key_heads, 2 * group, config.hidden, {{0, group}}, beta);
+    loader.gathered(fused, delta.key_heads, 2 * group, config.hidden, {{group, group}}, alpha);
   } else {
     loader.matrix(prefix + "ssm_alpha.weight", delta.value_heads, config.hidden, alpha);
     loader.matrix(prefix + "ssm_beta.weight", delta.value_heads, config.hidden, beta);
