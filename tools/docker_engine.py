@@ -220,14 +220,12 @@ def _end(pid: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
+    if process := _started.pop(pid, None):
+        process.wait()
 
 
 def _alive(pid: int) -> bool:
-    """Whether it runs; a child of ours that ended is waited for."""
-    process = _started.get(pid)
-    if process is not None and process.poll() is not None:
-        del _started[pid]
-        return False
+    """Whether it runs; a zombie has no command line."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"dockerd")
     except OSError:

@@ -21,7 +21,17 @@ void* operator new(std::size_t size) {
   throw std::bad_alloc();
 }
 
+// Every form that the library calls: a sanitizer's own one would not match the delete below.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  ++calls;
+  return std::malloc(size == 0 ? 1 : size);
+}
+
 void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+
+void operator delete(void* memory, const std::nothrow_t&) noexcept {
   std::free(memory);
 }
 

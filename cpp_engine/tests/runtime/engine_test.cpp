@@ -2,37 +2,15 @@
 
 #include <doctest/doctest.h>
 
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "allocation_count.h"
 #include "pocket/base/error.h"
 #include "small_model.h"
 #include "temp_file.h"
-
-namespace {
-// Counts every allocation of the process: `step` must not make any.
-std::atomic<std::size_t> allocations{0};
-}  // namespace
-
-// Not inlined: seen through, a pair of them looks mismatched to the compiler (sanitizer builds).
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  ++allocations;
-  if (void* p = std::malloc(size == 0 ? 1 : size)) {
-    return p;
-  }
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept {
-  std::free(p);
-}
-[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept {
-  std::free(p);
-}
 
 namespace pocket {
 namespace {
@@ -147,11 +125,11 @@ TEST_CASE("a step allocates nothing") {
     StepInput sampling_step = decode.input();
     sampling_step.sampling = sampling;
 
-    const std::size_t before = allocations;
+    const std::size_t before = test::allocation_count();
     engine->step(chunk.input(), {.sampled = {}, .logits = std::span(logits).first(kVocab)});
     engine->step(prefill.input(), {.sampled = {}, .logits = logits});
     engine->step(sampling_step, {.sampled = sampled, .logits = {}});
-    CHECK(allocations == before);
+    CHECK(test::allocation_count() == before);
     CHECK(sampled[0].token >= 0);
   }
 }
