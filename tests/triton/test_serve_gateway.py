@@ -15,6 +15,8 @@ import pytest
 from served import Served, slowness
 from triton_clients import control, post, wait_for
 
+from pocket_backend.cli.gateway import GatewayProcess
+
 LONG: dict[str, object] = {"model": "pocketllm", "prompt": "p", "max_tokens": 4000}
 """Forty seconds or more: longer than any drain here."""
 
@@ -80,6 +82,24 @@ def test_gateway_answers_is_restarted_and_drains(served: Served) -> None:
         assert served.process.wait(60) == 0
     assert not Path(f"/proc/{killed}").exists()
     assert not answers(url)
+
+
+def test_each_end_of_a_gateway_is_an_event() -> None:
+    """`serve --json` prints them: the first restart is at once, the next one a second later."""
+    reported: list[tuple[str, dict[str, object]]] = []
+    no_server = "127.0.0.1:1"
+    with GatewayProcess(
+        no_server, host="127.0.0.1", port=0, report=lambda name, **f: reported.append((name, f))
+    ) as gateway:
+        for restart_in in (0.0, 1.0):
+            killed, count = gateway.pid, len(reported)
+            os.kill(killed, signal.SIGKILL)
+            wait_for(lambda n=count: len(reported) > n, 60, "reported")
+            expected = {"status": -signal.SIGKILL, "restart_in_seconds": restart_in}
+            assert reported[-1] == ("gateway_ended", expected)
+            wait_for(lambda k=killed: gateway.pid != k and answers(gateway.url), 60, "another one")
+    assert len(reported) == 2
+    assert not answers(gateway.url)
 
 
 def test_gateway_ends_with_a_killed_parent(served: Served) -> None:
