@@ -82,7 +82,7 @@ void read_sizes(const Fields& fields, HfConfig& config) {
   if (const auto vocab = fields.uint("vocab_size")) {
     config.uints["vocab_size"] = *vocab;
   }
-  config.floats["attention.layer_norm_rms_epsilon"] = 
+  config.floats["attention.layer_norm_rms_epsilon"] =
       fields.number("rms_norm_eps").value_or(config.model_type == "mixtral" ? 1e-5 : 1e-6);
 }
 
