@@ -85,6 +85,7 @@ class StepArrays:
                 or request.seed != before.seed
                 or request.sampling_params is not before.sampling_params
                 or request.is_new
+                or request.block_copies
                 or not request.samples
                 or len(request.token_ids) != 1
             ):

@@ -120,6 +120,7 @@ def test_only_the_same_sequences_one_token_further_are_again() -> None:
     assert not taken([*after, replace(after[0], slot_id=2)])
     for change in (
         {"is_new": True},
+        {"block_copies": ((1, 2),)},
         {"request_id": "other"},
         {"seed": 5},
         {"samples": False},
