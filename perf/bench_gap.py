@@ -25,7 +25,7 @@ from perf.engines.environments import CACHE, ROOT
 from perf.engines.step_times import COMPUTE, GAP, PARTS
 from perf.engines.subprocess_engine import SubprocessEngine
 from perf.machine import MachineBusyError
-from perf.measure import SETTLE_SECONDS, Bench
+from perf.measure import RETRY_ROUND_STEP, SETTLE_SECONDS, Bench
 from perf.records import Record, find, text_table
 from perf.report import update_section
 from perf.run_options import (
@@ -96,13 +96,18 @@ def _run(
     bench: Bench, engine: SubprocessEngine, streams: int, round_index: int
 ) -> tuple[BatchResult, float]:
     workload = decode_workload(streams)
-    (batch,) = workload.batches(bench.corpus, bench.seed, round_index)
-    bench.settle(SETTLE_SECONDS)
-    engine.resume()
-    with bench.monitor.measuring(engine.pid):
-        result = engine.run(batch.prompts, batch.max_new_tokens)
-    engine.pause()
-    if not bench.monitor.last_was_quiet():
+    for attempt in range(bench.retries + 1):
+        (batch,) = workload.batches(
+            bench.corpus, bench.seed, round_index + attempt * RETRY_ROUND_STEP
+        )
+        bench.settle(SETTLE_SECONDS)
+        engine.resume()
+        with bench.monitor.measuring(engine.pid):
+            result = engine.run(batch.prompts, batch.max_new_tokens)
+        engine.pause()
+        if bench.monitor.last_was_quiet() or round_index < 0:
+            break
+    else:
         bench.disturbed.append(f"{engine.name} {workload.name} round {round_index}")
     (point,) = workload.points
     return result, figure_of(point, batch, result.wall_seconds, result.generated_tokens)
